@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stoker.authoring import StageInputError
+from stoker.cookbooks.language.arguments import Layout
 from stoker.cookbooks.language.bundled import base_files
-from stoker.cookbooks.language.reading import InvalidLines, Layout, read_lines
+from stoker.cookbooks.language.reading import InvalidLines, read_lines
 from stoker.store.weight_files.gguf import read_gguf_header
 from stoker.store.weight_files.headers import DamagedHeader
 from stoker.store.weight_files.safetensors import pinch, read_header

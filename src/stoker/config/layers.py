@@ -7,7 +7,7 @@ is reported whether or not a later layer wins.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from stoker.config.positions import (
@@ -158,11 +158,21 @@ class LayeredTree:
                 value = check_value(value, declared)
             except ValueError as error:
                 self.refused.add(path)
-                self.refuse(origin, str(error), quoting_hint(value, declared), key=path)
+                if declared is not None and declared.faults_in is not None:
+                    self._refuse_parts(source, item, path, declared.faults_in(value))
+                else:
+                    self.refuse(origin, str(error), quoting_hint(value, declared), key=path)
                 return
         if type(value) is dict and type(into.get(key)) is dict:
             value = merged(into[key], value)
         self._put_leaf(into, key, path, value, origin)
+
+    def _refuse_parts(self, source: SourceFile, item: LocatedValue, path: str, faults: Sequence[Diagnostic]) -> None:
+        """Note the faults of a value's parts, each at the place of the part."""
+        for fault in faults:
+            steps = fault.where.strip(".").split(".") if fault.where.strip(".") else []
+            node = item.at(steps)
+            self.refuse(source.at(node.line, node.column), fault.message, fault.hint, key=".".join([path, *steps]))
 
     def _put_leaf(self, into: dict[str, Any], key: str, path: str, value: Any, origin: ValueOrigin) -> None:
         if type(into.get(key)) is dict and path not in self.words.leaves:

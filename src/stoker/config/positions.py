@@ -6,6 +6,7 @@ small file from becoming a large tree; exceeding them is a fault, never a crash.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
@@ -137,6 +138,19 @@ class LocatedValue(NamedTuple):
         if type(value) is list:
             return [item.plain() for item in value]
         return value
+
+    def at(self, steps: Sequence[str]) -> LocatedValue:
+        """Return the value at a path below, or the last one on the way."""
+        node = self
+        for step in steps:
+            inner = node.value
+            if type(inner) is dict and step in inner:
+                node = inner[step]
+            elif type(inner) is list and step.isdecimal() and int(step) < len(inner):
+                node = inner[int(step)]
+            else:
+                break
+        return node
 
     def under(self, key_line: int, key_column: int) -> LocatedValue:
         """Return the same value under another key."""

@@ -18,6 +18,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
+from stoker.core.errors import Diagnostic
 from stoker.core.frozen import frozen
 from stoker.core.text import lazy_pattern
 
@@ -252,6 +253,8 @@ class DeclaredLeaf:
     """One value of it is a list."""
     aliases: tuple[str, ...] = ()
     """Other words for it, for hints."""
+    faults_in: Callable[[Any], Sequence[Diagnostic]] | None = None
+    """Returns every fault in a value of several parts, each with its dotted place in it; None: it has one at most."""
 
     @property
     def is_required(self) -> bool:

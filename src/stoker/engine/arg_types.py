@@ -12,8 +12,9 @@ import reprlib
 import types
 import typing
 from collections.abc import Callable
-from typing import Any, Literal, NewType
+from typing import Any, ClassVar, Literal, NewType
 
+from stoker.core.errors import Diagnostic
 from stoker.core.frozen import frozen_by_position
 from stoker.core.text import EXACT_FLOATS, parse_duration, parse_size, whole_number
 
@@ -35,6 +36,9 @@ _MOST_BITS = 8192
 
 class ArgType:
     """How one type reads text, checks a value and describes itself."""
+
+    form: ClassVar[type] = object
+    """The form of its plain values, by which one of several types is chosen."""
 
     def read(self, text: str) -> Any:
         """Turn what a person typed into a value; `ValueError` says what would be right."""
@@ -63,6 +67,18 @@ class ArgType:
     def with_paths(self, value: Any, _change: Callable[[str], str]) -> Any:
         """Return a value whose input paths are changed, and nothing else."""
         return value
+
+    @property
+    def has_fields(self) -> bool:
+        """True if a value may have fields of its own, each with its own faults."""
+        return False
+
+    def faults_in(self, value: Any, where: str) -> tuple[Any, list[Diagnostic]]:
+        """Return the normal form of a value, and every fault in it with its dotted place."""
+        try:
+            return self.check(value), []
+        except ValueError as error:
+            return None, [Diagnostic(where, str(error))]
 
     def make(self, value: Any) -> Any:
         """Return what an args object holds for a plain value in its normal form."""
@@ -154,6 +170,7 @@ class FloatType(ArgType):
 class StrType(ArgType):
     """Text, or the path of a file or folder that is read."""
 
+    form = str
     is_path: bool = False
 
     def read(self, text: str) -> str:
@@ -300,6 +317,7 @@ class OptionalType(ArgType):
 class ListType(ArgType):
     """Values of one type in order."""
 
+    form = list
     item: ArgType
     as_tuple: bool
 
@@ -331,6 +349,22 @@ class ListType(ArgType):
 
     def with_paths(self, value: Any, change: Callable[[str], str]) -> Any:
         return self._shape([self.item.with_paths(item, change) for item in value])
+
+    @property
+    def has_fields(self) -> bool:
+        return self.item.has_fields
+
+    def faults_in(self, value: Any, where: str) -> tuple[Any, list[Diagnostic]]:
+        if not self.has_fields or type(value) not in (list, tuple):
+            return super().faults_in(value, where)
+        found = [self.item.faults_in(item, f"{where}.{number}") for number, item in enumerate(value)]
+        return self._shape([made for made, _ in found]), [fault for _, faults in found for fault in faults]
+
+    def make(self, value: Any) -> Any:
+        return self._shape([self.item.make(item) for item in value]) if self.has_fields else value
+
+    def plain(self, value: Any) -> Any:
+        return self._shape([self.item.plain(item) for item in value]) if self.has_fields else value
 
 
 @frozen_by_position
@@ -366,6 +400,63 @@ class MapType(ArgType):
         return {key: self.item.with_paths(item, change) for key, item in value.items()}
 
 
+@frozen_by_position
+class EitherType(ArgType):
+    """Text, or a list or fields in its place: the form of a value says which."""
+
+    options: tuple[ArgType, ...]
+
+    def read(self, text: str) -> Any:
+        ends = text.strip()[:1] + text.strip()[-1:]
+        return self._option({"[]": [], "{}": {}}.get(ends, text)).read(text)
+
+    def check(self, value: Any) -> Any:
+        made, faults = self.faults_in(value, "")
+        if faults:
+            raise ValueError("; ".join(fault_text(fault) for fault in faults))
+        return made
+
+    def schema(self) -> dict[str, Any]:
+        return {"anyOf": [option.schema() for option in self.options]}
+
+    def describe(self) -> str:
+        return " or ".join(option.describe() for option in self.options)
+
+    def identity(self, value: Any, digest_of: Callable[[str], str]) -> Any:
+        return self._option(value).identity(value, digest_of)
+
+    def paths(self, value: Any) -> list[str]:
+        return self._option(value).paths(value)
+
+    def with_paths(self, value: Any, change: Callable[[str], str]) -> Any:
+        return self._option(value).with_paths(value, change)
+
+    @property
+    def has_fields(self) -> bool:
+        return any(option.has_fields for option in self.options)
+
+    def faults_in(self, value: Any, where: str) -> tuple[Any, list[Diagnostic]]:
+        return self._option(value).faults_in(value, where)
+
+    def make(self, value: Any) -> Any:
+        return self._option(value).make(value)
+
+    def plain(self, value: Any) -> Any:
+        return self._option(value).plain(value)
+
+    def _option(self, value: Any) -> ArgType:
+        """Return the type that a value has the form of; the last one if it has the form of none."""
+        form = list if type(value) is tuple else type(value)
+        return next((option for option in self.options if option.form is form), self.options[-1])
+
+
+def fault_text(fault: Diagnostic) -> str:
+    """Return a fault inside a value as text: its place and its message."""
+    where = fault.where.removeprefix(".")
+    hint = f" ({fault.hint})" if fault.hint else ""
+    return f"{where}: {fault.message}{hint}" if where else f"{fault.message}{hint}"
+
+
 def said(value: Any) -> str:
     """Return a value that was given, shortened."""
     # A list or a map may be nested as deep as can be read, or be megabytes long.
@@ -390,27 +481,53 @@ def _read_whole(text: str) -> int:
     return int(number)
 
 
-def arg_type_of(annotation: Any) -> ArgType:
-    """Turn an annotation into an argument type; `TypeError` if it is not one of ours."""
+RecordOf = Callable[[Any], ArgType]
+
+
+def arg_type_of(annotation: Any, record_of: RecordOf | None = None) -> ArgType:
+    """Turn an annotation into an argument type; `TypeError` if it is not one of ours.
+
+    With `record_of`, a dataclass may be an item of a tuple, or one of several types.
+    """
     plain = _PLAIN.get(annotation)
     if plain is not None:
         return plain
     origin, inner = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         return ChoiceType(inner)
-    if origin in (types.UnionType, typing.Union) and len(inner) == 2 and type(None) in inner:
-        return OptionalType(arg_type_of(next(item for item in inner if item is not type(None))))
-    if origin is list and len(inner) == 1:
-        return ListType(arg_type_of(inner[0]), as_tuple=False)
-    if origin is tuple and len(inner) == 2 and inner[1] is Ellipsis:
-        return ListType(arg_type_of(inner[0]), as_tuple=True)
-    if origin is dict and len(inner) == 2 and inner[0] is str:
-        return MapType(arg_type_of(inner[1]))
+    if origin in (types.UnionType, typing.Union):
+        made = _union_of(inner, record_of)
+    elif origin is list and len(inner) == 1:
+        made = ListType(arg_type_of(inner[0]), as_tuple=False)
+    elif origin is tuple and len(inner) == 2 and inner[1] is Ellipsis:
+        made = ListType(_part_of(inner[0], record_of), as_tuple=True)
+    elif origin is dict and len(inner) == 2 and inner[0] is str:
+        made = MapType(arg_type_of(inner[1]))
+    else:
+        made = None
+    if made is not None:
+        return made
     if dataclasses.is_dataclass(annotation):
-        message = f"a record such as {annotation!r} stands by itself, not in a list or a map or beside null"
+        message = f"a record such as {annotation!r} stands by itself or in a tuple, not in a map or beside null"
         raise TypeError(message)
     message = f"{annotation!r} is not a supported type of an argument"
     raise TypeError(message)
+
+
+def _union_of(inner: tuple[Any, ...], record_of: RecordOf | None) -> ArgType | None:
+    """Return the type of a value or null, or of values that their forms tell apart."""
+    if type(None) in inner:
+        others = [item for item in inner if item is not type(None)]
+        return OptionalType(arg_type_of(others[0])) if len(others) == 1 else None
+    options = tuple(_part_of(item, record_of) for item in inner)
+    forms = {option.form for option in options} - {object}
+    return EitherType(options) if len(forms) == len(options) else None
+
+
+def _part_of(annotation: Any, record_of: RecordOf | None) -> ArgType:
+    if record_of is not None and dataclasses.is_dataclass(annotation):
+        return record_of(annotation)
+    return arg_type_of(annotation, record_of)
 
 
 _TEXT = StrType()

@@ -23,7 +23,7 @@ from stoker.config.values import NOTHING, DeclaredLeaf, Schema
 from stoker.core.errors import Diagnostic, InvalidArgs
 from stoker.core.frozen import changed, frozen, frozen_by_position
 from stoker.core.text import did_you_mean_path
-from stoker.engine.arg_types import ArgType, ListType, OptionalType, arg_type_of, said
+from stoker.engine.arg_types import ArgType, ListType, OptionalType, arg_type_of, fault_text, said
 
 # Limits of a number: declared with an argument, checked with its value, written into its schema.
 
@@ -82,6 +82,7 @@ def arg(  # noqa: PLR0913 - a declaration says everything at once
     each: bool = False,
     measured_on: bool = False,
     aliases: Sequence[str] = (),
+    later: bool = False,
     ge: float | None = None,
     le: float | None = None,
     gt: float | None = None,
@@ -92,7 +93,8 @@ def arg(  # noqa: PLR0913 - a declaration says everything at once
     Files that are `read_first`, as a program's code is, may change while the work runs. A folder that is for `each`
     trial is written to: where several trials name one, each gets its own below it. What is `measured_on` decides what
     the metrics are taken from, as held-out data does: trials that differ in it are not ranked against each other.
-    `aliases` are other words for it, which the message about an unknown argument answers with its name.
+    `aliases` are other words for it, which the message about an unknown argument answers with its name. One that was
+    declared `later` than results were made is no part of an identity while it has its default, so that keys stay.
     """
     bounds = Bounds(ge=ge, le=le, gt=gt, lt=lt)
     metadata = {
@@ -102,6 +104,7 @@ def arg(  # noqa: PLR0913 - a declaration says everything at once
         "each": each,
         "measured_on": measured_on,
         "aliases": tuple(aliases),
+        "later": later,
         "bounds": bounds,
     }
     if isinstance(default, list | dict):
@@ -127,6 +130,15 @@ class ArgSpec:
     is_each: bool = False
     is_measured_on: bool = False
     aliases: tuple[str, ...] = ()
+    is_later: bool = False
+
+    def is_identity(self, value: Any) -> bool:
+        """Return True if a value is part of an identity."""
+        return not self.is_runtime and not self.is_unchanged(value)
+
+    def is_unchanged(self, value: Any) -> bool:
+        """Return True if a value means the same as its absence did before this argument was declared."""
+        return self.is_later and value == self.default
 
     @property
     def is_required(self) -> bool:
@@ -233,6 +245,7 @@ class ArgsSchema:
                     read=spec.read,
                     check=spec.check,
                     says=spec.type.describe(),
+                    faults_in=functools.partial(_faults_in, spec.type) if spec.type.has_fields else None,
                     default=NOTHING if spec.is_required else _copy_of(spec.default),
                     is_runtime=spec.is_runtime,
                     is_list=_is_list(spec.type),
@@ -257,7 +270,7 @@ class ArgsSchema:
         return {
             name: spec.type.identity(values[name], digest_of)
             for name, spec in self.specs.items()
-            if not spec.is_runtime
+            if spec.is_identity(values[name])
         }
 
     def nested_runtime(self) -> tuple[str, ...]:
@@ -274,7 +287,11 @@ class ArgsSchema:
 
     def measured_on(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return those checked values that decide what the metrics are taken from."""
-        return {name: values[name] for name, spec in self.specs.items() if spec.is_measured_on}
+        return {
+            name: values[name]
+            for name, spec in self.specs.items()
+            if spec.is_measured_on and not spec.is_unchanged(values[name])
+        }
 
     def paths_in(self, values: Mapping[str, Any]) -> list[str]:
         """Return every input path among the values."""
@@ -294,7 +311,11 @@ class ArgsSchema:
         """
         changed_paths: list[str] = []
         for name, spec in self.specs.items():
-            if spec.is_runtime or spec.is_read_first is not first or not spec.type.paths(values[name]):
+            if (
+                not spec.is_identity(values[name])
+                or spec.is_read_first is not first
+                or not spec.type.paths(values[name])
+            ):
                 continue
             now = spec.type.identity(values[name], digest_of)
             if now != identity[name]:
@@ -353,11 +374,23 @@ class ArgsSchema:
 
 @frozen_by_position
 class RecordType(ArgType):
-    """Arguments with names of their own, declared as a dataclass. It stands by itself, never in a list or a map."""
+    """Arguments with names of their own, declared as a dataclass: by itself, or in a tuple."""
 
+    form = dict
     args: ArgsSchema
 
+    @property
+    def has_fields(self) -> bool:
+        return True
+
     def read(self, text: str) -> Any:
+        if text.lstrip().startswith("{"):
+            from stoker.config.value_grammar import split_pairs  # noqa: PLC0415 - only records as text should cost it
+
+            values, faults = self.args.read({name: part.text for name, part in split_pairs(text).items()}, owner="")
+            if faults:
+                raise ValueError("; ".join(fault_text(fault) for fault in faults))
+            return values
         fields = ", ".join(f".{path}" for path, _ in self.args.leaves())
         message = f"{text!r} can't be read as a record; set its fields one by one: {fields}"
         raise ValueError(message)
@@ -402,7 +435,11 @@ def _spec_of(field: dataclasses.Field[Any], annotation: Any, around: tuple[type,
     default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
     bounds = field.metadata.get("bounds", Bounds())
     is_record = isinstance(annotation, type) and dataclasses.is_dataclass(annotation)
-    of: ArgType = RecordType(ArgsSchema(annotation, _around=around)) if is_record else arg_type_of(annotation)
+
+    def record_of(one: type) -> ArgType:
+        return RecordType(ArgsSchema(one, _around=around))
+
+    of = record_of(annotation) if is_record else arg_type_of(annotation, record_of)
     if isinstance(of, RecordType):
         if bounds != Bounds():
             message = "limits belong to the fields of a record, not to the record"
@@ -422,9 +459,14 @@ def _spec_of(field: dataclasses.Field[Any], annotation: Any, around: tuple[type,
         is_each=field.metadata.get("each", False),
         is_measured_on=field.metadata.get("measured_on", False),
         aliases=field.metadata.get("aliases", ()),
+        is_later=field.metadata.get("later", False),
     )
     # In its normal form, or a default of 1 and a given 1 would be two values of a float field.
     return spec if spec.is_required else changed(spec, default=spec.check(default))
+
+
+def _faults_in(of: ArgType, value: Any) -> list[Diagnostic]:
+    return of.faults_in(value, "")[1]
 
 
 def _checked(spec: ArgSpec, value: Any, where: str) -> tuple[Any, list[Diagnostic]]:
@@ -435,6 +477,8 @@ def _checked(spec: ArgSpec, value: Any, where: str) -> tuple[Any, list[Diagnosti
         if spec.is_required:
             return None, [Diagnostic(where, f"is required ({spec.type.describe()})", spec.help)]
         return _copy_of(spec.default), []
+    if spec.type.has_fields:
+        return spec.type.faults_in(value, where)
     try:
         return spec.check(value), []
     except ValueError as error:

@@ -102,7 +102,9 @@ class RecipeForm:
         """Return what of some arguments belongs to a job's id, files as their digests."""
         specs = self.recipe.args.specs
         return {
-            name: specs[name].type.identity(values[name], digest_of) for name in names if not specs[name].is_runtime
+            name: specs[name].type.identity(values[name], digest_of)
+            for name in names
+            if specs[name].is_identity(values[name])
         }
 
     def _missing(self, given: Mapping[str, Any], swept: Iterable[str]) -> Iterator[Diagnostic]:

@@ -17,6 +17,8 @@ BaseDtype = Literal["auto", "nf4"]
 """How the base is kept: as it is computed with, or in four bits."""
 BasePath = Literal["auto", "fast", "general"]
 """How a base is computed: by blocks of our own, or by transformers' module."""
+Layout = Literal["jsonl", "text", "csv", "tsv", "parquet"]
+"""How a file of examples is read."""
 TrainOn = Literal["completion", "all"]
 Keep = Literal["best", "last"]
 Optimizer = Literal["adamw", "adamw8bit", "adafactor"]
@@ -98,17 +100,20 @@ class AdapterArgs:
         "sft",
         help="sft: supervised, learns examples; dpo, orpo: learn from pairs which of two answers is preferred",
         measured_on=True,
+        later=True,
     )
     beta: float | None = arg(
         None,
         help=f"of dpo the strength that keeps an adapter near the base, of orpo the weight of the odds; null: {BETA}",
         gt=0,
         le=LARGEST,
+        later=True,
     )
-    loss_type: PairLoss | None = arg(None, help="loss of dpo; null: sigmoid")
+    loss_type: PairLoss | None = arg(None, help="loss of dpo; null: sigmoid", later=True)
     path: BasePath = arg(
         "auto",
         help="how the base is computed; fast: blocks of our own; general: transformers' module; auto: fast if known",
+        later=True,
     )
     turns: Turns = arg(
         "synchronized",
@@ -154,7 +159,9 @@ class WholeModelArgs:
 
     lr: float = arg(2e-5, help="learning rate; adafactor: relative to the size of each matrix", gt=0, le=LARGEST)
     optimizer: Optimizer = arg(
-        "adamw", help="adamw; adamw8bit: moments in 8 bits (bitsandbytes, on a GPU); adafactor: hardly any moments"
+        "adamw",
+        help="adamw; adamw8bit: moments in 8 bits (bitsandbytes, on a GPU); adafactor: hardly any moments",
+        later=True,
     )
     ranks: int = arg(
         1, help="number of ranks, each with a part of every weight and batch (FSDP)", ge=1, le=1024, runtime=True
@@ -184,6 +191,30 @@ class SampleArgs(BaseArgs):
     path: BasePath = arg("auto", help="how the base is computed")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSource:
+    """One of several sources of data, as a user writes it."""
+
+    path: str = arg(help="a file, a folder, org/name of the hub, or a bundled set")
+    weight: float = arg(1.0, help="how often its examples are drawn in an epoch", gt=0, le=1000)
+    split: str = arg("", help="its split")
+    subset: str = arg("", help="its configuration", aliases=("config",))
+    columns: dict[str, str] = arg({}, help="its columns by the part of an example")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceArgs:
+    """One source of a stage: its files, or a bundled set."""
+
+    name: str = arg("", help="what the user calls it", runtime=True)
+    files: tuple[InputPath, ...] = arg((), help="its files, in order")
+    bundled: str = arg("", help="a generated data set; empty: its files")
+    weight: float = arg(1.0, help="how often its examples are drawn in an epoch", gt=0, le=1000)
+    columns: dict[str, str] = arg({}, help="its columns by the part of an example; empty: found by their names")
+    layouts: tuple[Layout, ...] = arg((), help="how each of its files is read")
+    is_eval: bool = arg(False, help="held out as a whole")
+
+
 @dataclass(frozen=True, kw_only=True)
 class DataArgs:
     """Base and data arguments of the training recipes."""
@@ -193,12 +224,24 @@ class DataArgs:
         help="a folder in the Hugging Face layout, org/name of the hub, or tiny: a bundled one with random weights",
     )
     base_name: str = arg("", help="name of the base in the adapter's files; empty: the value of base", runtime=True)
-    data: str = arg(
+    data: str | tuple[str | DataSource, ...] = arg(
         "sums",
-        help="a JSONL file of {text}, {prompt, completion} or {messages}, for dpo and orpo {prompt, chosen, rejected}; "
-        "or one that is bundled: sums, chats, lines, preferences",
+        help="a file (JSONL, CSV, TSV, Parquet, text), a folder of them, org/name of the hub, or bundled: sums, chats, "
+        "lines, preferences; several in a list, each a name or {path, weight, split, subset, columns}",
         measured_on=True,
     )
+    columns: dict[str, str] = arg(
+        {},
+        help="columns of the data by the part of an example: text; prompt, completion; messages; prompt, chosen, "
+        "rejected; empty: found by their names",
+        measured_on=True,
+        later=True,
+    )
+    split: str = arg("", help="split of a data set; empty: train, or the only one", measured_on=True, later=True)
+    subset: str = arg(
+        "", help="configuration of a data set; empty: its default", measured_on=True, later=True, aliases=("config",)
+    )
+    eval_split: str = arg("", help="split for the evaluation; empty: a share is held out", measured_on=True, later=True)
     max_seq_len: int | None = arg(
         None,
         help=f"maximum tokens of a row; null: {DEFAULT_TOKENS}, or what the base allows",

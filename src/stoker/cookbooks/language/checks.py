@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -21,6 +21,7 @@ from stoker.cookbooks.language.arguments import (
     BaseDtype,
     BasePath,
     DataArgs,
+    SourceArgs,
 )
 from stoker.cookbooks.language.bases import (
     SMALL_FILES,
@@ -32,7 +33,7 @@ from stoker.cookbooks.language.bases import (
     read_outline,
     still_to_come,
 )
-from stoker.cookbooks.language.bundled import BASES, DATA, PREFERENCES, TEXT_SUFFIXES, bundled_base
+from stoker.cookbooks.language.bundled import BASES, PREFERENCES, bundled_base
 from stoker.cookbooks.language.compute.matrices import GROUPS, meant_by, settled_targets, unknown_words
 from stoker.cookbooks.language.peft import CONFIG, adapter_header, modules_of, read_config
 from stoker.core.digests import is_digest
@@ -74,9 +75,11 @@ class LanguageArgsChecker:
         self._judges = "base" not in surroundings().stand_ins
         """True if the base is valid, so that other arguments can be checked against it."""
 
-    def note(self, name: str, message: str, hint: str = "") -> None:
-        """Add a fault of an argument."""
+    def note(self, name: str, message: str, hint: str = "", lack: MissingRepoFiles | None = None) -> None:
+        """Add a fault of an argument; with files of the hub that would mend it, if there are such."""
         self._faults.append(Diagnostic(f"{self._recipe}.{name}", message, hint))
+        if lack is not None:
+            self._lacking[self._faults[-1]] = lack
 
     def refuse(self) -> None:
         """Raise `InvalidArgs` with all faults, if any; `Damaged` if the only ones are damaged files."""
@@ -102,50 +105,33 @@ class LanguageArgsChecker:
         except Damaged as error:
             self._note_damage("base", error)
         except StokerError as error:
-            self.note("base", error.message, error.hint)
-            lack = lacking(text, "base")
-            if lack is not None:
-                self._lacking[self._faults[-1]] = lack
+            self.note("base", error.message, error.hint, lacking(text, "base"))
         return None
 
     def _note_damage(self, name: str, error: Damaged) -> None:
         self._damaged += 1
         self.note(name, error.message, error.hint)
 
-    def data(self, text: str) -> Path | None:
-        """Return the data: bundled, or a file; faults are collected."""
-        if text == PREFERENCES and self._recipe == FULL:
-            self.note("data", f"{text} has pairs, which {LORA} learns", "method=dpo or method=orpo of that recipe")
-        if text in DATA:
-            return None
-        if not text.strip():
-            self.note("data", "is empty", f"a JSONL file, or one that is bundled: {', '.join(DATA)}")
-            return None
-        path = Path(os.path.expanduser(text))
-        if path.is_dir():
-            self.note("data", f"{text} is a folder", "use one file of examples")
-        elif not path.is_file():
-            bundled = f"bundled data is {', '.join(DATA)}"
-            is_path = path.suffix or path.parent != Path()
-            message = f"file not found: {text}" if is_path else f"{text!r} is neither a file nor bundled data"
-            self.note("data", message, bundled if is_path else did_you_mean(text, DATA) or bundled)
-        elif path.stat().st_size == 0:
-            self.note("data", f"{text} is empty", 'one JSON object per line, such as {"text": "…"}')
-        return path
+    def bundled(self, where: str, name: str) -> None:
+        """Refuse a bundled data set that this recipe can't learn."""
+        if name == PREFERENCES and self._recipe == FULL:
+            self.note(where, f"{name} has pairs, which {LORA} learns", "method=dpo or method=orpo of that recipe")
 
-    def method(self, args: AdapterArgs, data: DataArgs) -> None:
+    def method(self, args: AdapterArgs, data: DataArgs, sources: Sequence[SourceArgs]) -> None:
         """Refuse what does not go with the method: pairs are learned as pairs, and are not packed."""
         method = args.method
-        if data.data in DATA and (data.data == PREFERENCES) is (method == "sft"):
-            message = f"{data.data} has {'pairs' if method == 'sft' else 'no pairs'}, method={method}"
+        odd = [one.bundled for one in sources if one.bundled and (one.bundled == PREFERENCES) is (method == "sft")]
+        if odd:
+            message = f"{odd[0]} has {'pairs' if method == 'sft' else 'no pairs'}, method={method}"
             self.note("data", message, "method=dpo or method=orpo" if method == "sft" else f"data={PREFERENCES}")
         if method == "sft":
             for name in ("beta", "loss_type"):
                 if getattr(args, name) is not None:
                     self.note(name, "has no effect with method=sft", "leave it out, or method=dpo")
             return
-        if Path(data.data).suffix.lower() in TEXT_SUFFIXES:
-            self.note("data", f"{data.data} is plain text: it has no pairs", "a JSONL file")
+        texts = [one.name for one in sources if "text" in one.layouts]
+        if texts:
+            self.note("data", f"{texts[0]} is plain text: it has no pairs", "a JSONL file")
         if data.packing:
             self.note("packing", f"has no effect with method={method}: pairs are not packed", "leave it out")
         if method == "orpo" and args.loss_type is not None:
@@ -287,7 +273,7 @@ def find_base(text: str, *, use: str = "trained") -> TrainableBase:
 def bases_here() -> dict[str, TrainableBase]:
     """Return every base that can be used by name: the bundled ones, and those in the hub's cache."""
     found: dict[str, TrainableBase] = {}
-    for name in (*BASES, *(repo.name for repo in _hub_cache().models())):
+    for name in (*BASES, *(repo.name for repo in open_hub_cache().models())):
         with suppress(StokerError):
             found[name] = find_base(name)
     return found
@@ -390,12 +376,13 @@ def _repository(text: str) -> tuple[Repo, str] | None:
 
 
 def _snapshot(repo: Repo, revision: str) -> Path | None:
-    cache = _hub_cache()
+    cache = open_hub_cache()
     commit = cache.commit_at(repo, revision)
     return Path(cache.snapshot(repo, commit)) if commit else None
 
 
-def _hub_cache() -> HubCache:
+def open_hub_cache() -> HubCache:
+    """Return the hub's cache on this machine."""
     from stoker.transfer.hub.hub_cache import HubCache
 
     return HubCache(surroundings().hub_cache() or os.path.expanduser("~/.cache/huggingface/hub"))

@@ -17,6 +17,23 @@ Tokens = npt.NDArray[np.int32]
 Flags = npt.NDArray[np.bool_]
 
 _FACTS = "facts.json"
+_WEIGHT_TURN = 1 << 32
+"""The turns of a seed from here on choose examples by weight; those below are orders of epochs."""
+
+
+class SourceFacts(TypedDict):
+    """What became of one source of several, or of a weighted one."""
+
+    name: str
+    weight: float
+    """How often its examples are drawn in an epoch."""
+    first: int
+    """The index of its first example; they follow each other."""
+    examples: int
+    held_out: int
+    tokens: int
+    cut: int
+    skipped: int
 
 
 class ExampleFacts(TypedDict):
@@ -48,6 +65,8 @@ class ExampleFacts(TypedDict):
     """Notes for the user, one sentence each."""
     sides: NotRequired[int]
     """Texts of an example: 2 of a pair, first the chosen one; otherwise 1."""
+    sources: NotRequired[list[SourceFacts]]
+    """Each source, if there are several or one has a weight."""
 
 
 @frozen
@@ -83,6 +102,24 @@ class ExampleSet:
         """Return the indexes of the texts of examples: `[examples, sides]`."""
         return numbers[:, None] * self.sides + np.arange(self.sides)
 
+    def drawn(self, seed: int) -> Ints:
+        """Return the indexes of the examples of an epoch: all training examples, by the weights of their sources.
+
+        Of a weight of 2.5 each example is there twice, and half of them, chosen by the seed, once more.
+        """
+        kept = self.kept
+        sources = self.facts.get("sources", [])
+        if all(source["weight"] == 1 for source in sources):
+            return kept
+        parts = []
+        for turn, source in enumerate(sources):
+            own = kept[(kept >= source["first"]) & (kept < source["first"] + source["examples"])]
+            times = int(source["weight"])
+            more = int((source["weight"] - times) * len(own) + 0.5)
+            some = drawn_order(seed, _WEIGHT_TURN + turn, len(own))[:more]
+            parts += [own] * times + [own[np.sort(some)]]
+        return np.sort(np.concatenate(parts), kind="stable")
+
     def example(self, number: int) -> tuple[Tokens, Flags]:
         """Return the tokens of a text, and which of them are learned."""
         begin, end = self.starts[number], self.starts[number + 1]
@@ -90,9 +127,11 @@ class ExampleSet:
 
 
 def write_examples(value: ExampleSet, folder: Path) -> None:
-    """Write examples into a folder."""
+    """Write examples into a folder; arrays that are files there already stay as they are."""
     for name, array in _arrays(value):
-        np.save(folder / f"{name}.npy", array, allow_pickle=False)
+        path = folder / f"{name}.npy"
+        if getattr(array, "filename", None) != path:
+            np.save(path, array, allow_pickle=False)
     (folder / _FACTS).write_text(jsontext.dumps(value.facts, indent=2), encoding="utf-8", newline="")
 
 
@@ -111,6 +150,39 @@ def _arrays(value: ExampleSet) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     yield "trained", value.trained.astype(np.bool_, copy=False)
     yield "starts", value.starts.astype(np.int64, copy=False)
     yield "held_out", value.held_out.astype(np.int64, copy=False)
+
+
+class ArrayFile:
+    """An array that grows in a file, so that it takes no memory: the same bytes that numpy saves."""
+
+    def __init__(self, path: Path, dtype: type[np.generic]) -> None:
+        self._path = path
+        self._dtype = np.dtype(dtype)
+        self._file = path.open("wb")
+        self._count = 0
+        self._write_header()
+
+    def append(self, array: npt.NDArray[Any]) -> None:
+        """Add values at the end."""
+        self._file.write(array.astype(self._dtype, copy=False).tobytes())
+        self._count += len(array)
+
+    def finish(self) -> npt.NDArray[Any]:
+        """Close the file and return the array, memory-mapped."""
+        self._file.seek(0)
+        self._write_header()
+        self._file.close()
+        mapped: npt.NDArray[Any] = np.load(self._path, mmap_mode="r" if self._count else None)
+        return mapped
+
+    def close(self) -> None:
+        """Close the file, whole or not."""
+        self._file.close()
+
+    def _write_header(self) -> None:
+        # Its length does not depend on the count: numpy leaves space for any.
+        header = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": (self._count,)}
+        np.lib.format.write_array_header_1_0(self._file, header)
 
 
 # Batches of one member: shuffled by seed and epoch, resumable anywhere.
@@ -227,7 +299,7 @@ class Cursor:
         self._examples = examples
         self._batch = batch
         self._seed = seed
-        kept = examples.kept
+        kept = examples.drawn(seed)
         if not len(kept):
             message = "there are no examples to train on"
             raise ValueError(message)

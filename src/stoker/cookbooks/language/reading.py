@@ -1,39 +1,53 @@
-"""A user's examples out of a file: JSONL of four forms, or plain text.
+"""A user's examples out of a file: JSONL or a table of four forms, or plain text.
 
     {"text": …}                          learned as a whole
     {"prompt": …, "completion": …}       the completion is learned
     {"messages": [{"role", "content"}]}  the assistant's messages are learned
     {"prompt": …, "chosen": …, "rejected": …}  a pair of answers, as texts or as lists of messages
 
-Further keys are left alone. Read line by line as the bytes of a stranger: a line is bounded, and whatever is wrong is
-kept with its place, so that a user sees all of it at once. Standard library only.
+Further keys are left alone; columns with other names may be mapped to these. Read piece by piece as the bytes of a
+stranger: a line, a value and what a file unpacks to are bounded, and whatever is wrong is kept with its place, so that
+a user sees all of it at once. Standard library only, but for Parquet and zstd.
 """
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
 import re
+import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Literal
 
 from stoker.authoring import StageInputError
+from stoker.cookbooks.language.arguments import Layout
+from stoker.cookbooks.language.bundled import TEXT_SUFFIXES
+from stoker.cookbooks.language.columns import example_of_columns, found_columns, mapped, shown_names
+from stoker.cookbooks.language.data_sets import suffix_of
+from stoker.cookbooks.language.table_rows import CsvLines, Row, csv_rows, parquet_rows
 from stoker.core.frozen import frozen
+from stoker.core.text import first_line, format_size
 
 Form = Literal["text", "completion", "messages", "pair", "chat_pair"]
-Layout = Literal["jsonl", "text"]
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
 LONGEST_LINE_BYTES: Final = 16 * 1024 * 1024
 _MOST_FAULTS = 20
 _MOST_MESSAGES = 2000
 """Limit for one conversation: a template renders it again up to each answer, so the time grows with the square."""
+LARGEST_UNPACKED_BYTES: Final = 64 * 1024 * 1024
+"""Any compressed file may unpack to so much; a larger one to so many times its size."""
+MOST_TIMES_UNPACKED: Final = 100
+_LAYOUTS: Mapping[str, Layout] = {".parquet": "parquet", ".csv": "csv", ".tsv": "tsv"}
 _PAIR = '{"prompt": …, "chosen": …, "rejected": …}'
 _FORMS = f'such as {{"text": …}}, {{"prompt": …, "completion": …}}, {{"messages": […]}} or {_PAIR}'
 _PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _WIDE = (b"\xff\xfe", b"\xfe\xff")
 _BOM = b"\xef\xbb\xbf"
+_PIECE_BYTES = 1 << 20
 _HALF = re.compile("[\ud800-\udfff]")
 
 
@@ -76,21 +90,28 @@ class BadExampleLine(ValueError):
 
 
 class InvalidLines:
-    """The faults of the lines of one file: the first ones, and their number."""
+    """The faults of the lines of one file after the other: the first ones, and their number."""
 
     def __init__(self, name: str) -> None:
-        self._name = name
+        self.name = name
+        """The file that is read."""
         self._kept: list[str] = []
+        self._names: dict[str, None] = {}
         self._count = 0
 
     def __bool__(self) -> bool:
         return self._count > 0
 
+    def enter(self, name: str) -> None:
+        """Name the file of the next faults."""
+        self.name = name
+
     def note(self, number: int, message: str) -> None:
         """Add the fault of a line."""
         self._count += 1
+        self._names[self.name] = None
         if len(self._kept) < _MOST_FAULTS:
-            self._kept.append(f"{self._name}:{number}: {message}")
+            self._kept.append(f"{self.name}:{number}: {message}")
 
     def refuse(self) -> None:
         """Raise if there are faults."""
@@ -98,23 +119,45 @@ class InvalidLines:
             return
         more = self._count - len(self._kept)
         lines = [*self._kept, f"and {more:,} more lines like these"] if more else self._kept
-        head = [] if self._count == 1 else [f"{self._count:,} invalid lines in {self._name}:"]
+        where = f"{len(self._names):,} files" if len(self._names) > 1 else next(iter(self._names))
+        head = [] if self._count == 1 else [f"{self._count:,} invalid lines in {where}:"]
         hint = f"one JSON object on each line, {_FORMS}"
         raise StageInputError("\n".join([*head, *lines]), hint=hint, count=self._count, lines=list(self._kept))
 
 
-def read_lines(path: Path, layout: Layout, faults: InvalidLines) -> Iterator[RawExample]:
+def layout_of(path: Path) -> Layout:
+    """Return the layout by a file's name: plain text, a table, or else JSONL."""
+    return "text" if path.suffix.lower() in TEXT_SUFFIXES else _LAYOUTS.get(suffix_of(path.name), "jsonl")
+
+
+def needs_arrow(path: Path) -> bool:
+    """Return True if reading a file needs pyarrow."""
+    return path.suffix.lower() == ".zst" or layout_of(path) == "parquet"
+
+
+def read_lines(
+    path: Path, layout: Layout, faults: InvalidLines, columns: Mapping[str, str] | None = None
+) -> Iterator[RawExample]:
     """Read a file's examples in order; faults are collected, and reading continues.
 
-    Raises `StageInputError` if the file as a whole is invalid.
+    `columns` has the column of each part of an example; without it those of a table are found by their names. Raises
+    `StageInputError` if the file as a whole is invalid.
     """
     try:
-        with path.open("rb") as file:
-            _refuse_other_files(path.name, file)
-            yield from _lines(file, layout, faults)
-    except OSError as error:
-        hint = "check that the file exists and is readable"
-        raise StageInputError(f"{path.name} can't be read: {error.strerror}", hint=hint) from error
+        found: Iterator[RawExample | tuple[int, str] | None]
+        if layout == "parquet":
+            found = _of_rows(parquet_rows(path, _TableColumns(name=path.name, given=columns or {})))
+        else:
+            found = _of_text(path, layout, columns or {})
+        for one in found:
+            if isinstance(one, RawExample):
+                yield one
+            elif one is not None:
+                faults.note(*one)
+    except (OSError, EOFError, zlib.error) as error:
+        hint = "check that the file exists, is readable and is whole"
+        why = error.strerror if isinstance(error, OSError) and error.strerror else first_line(error)
+        raise StageInputError(f"{path.name} can't be read: {why}", hint=hint) from error
 
 
 def of_one_kind(lines: Iterable[RawExample], faults: InvalidLines, *, is_paired: bool) -> Iterator[RawExample]:
@@ -143,27 +186,99 @@ def read_texts(texts: Iterable[str]) -> Iterator[RawExample]:
         yield _example(number, json.loads(text))
 
 
-def _refuse_other_files(name: str, file: BinaryIO) -> None:
-    head = file.read(8)
-    file.seek(len(_BOM) if head.startswith(_BOM) else 0)
+def _of_text(path: Path, layout: Layout, columns: Mapping[str, str]) -> Iterator[RawExample | tuple[int, str] | None]:
+    with _opened(path) as file:
+        _refuse_other_files(path.name, file)
+        if layout == "text":
+            yield from _paragraphs(file)
+        elif layout == "jsonl":
+            yield from (_json_line(number, raw, columns) for number, raw in _raw_lines(file))
+        else:
+            sign = "\t" if layout == "tsv" else ""
+            lines = CsvLines(_text_lines(file))
+            yield from _of_rows(csv_rows(path.name, lines, _TableColumns(name=path.name, given=columns), sign))
+
+
+def _of_rows(rows: Iterable[Row]) -> Iterator[RawExample | tuple[int, str]]:
+    for number, row in rows:
+        if isinstance(row, str):
+            yield number, row
+            continue
+        try:
+            yield _example(number, row)
+        except ValueError as error:
+            yield number, str(error)
+
+
+@frozen
+class _TableColumns:
+    """Chooses the columns of a table."""
+
+    name: str
+    given: Mapping[str, str]
+
+    def __call__(self, names: Sequence[str]) -> Mapping[str, str]:
+        found = dict(self.given) or found_columns(names)
+        missing = [column for column in (found or {}).values() if column not in names]
+        if found and not missing:
+            return found
+        what = f"has no column {missing[0]!r}" if missing else "has no columns that are known"
+        hint = f"name them: {example_of_columns(names)}"
+        raise StageInputError(f"{self.name} {what}; its columns are {shown_names(names)}", hint=hint)
+
+
+class _UnpackedFile(io.RawIOBase):
+    """What a compressed file unpacks to, bounded: a few bytes can stand for any number of them."""
+
+    def __init__(self, path: Path, inner: Any) -> None:
+        self._name = path.name
+        self._inner = inner
+        self._left = max(LARGEST_UNPACKED_BYTES, MOST_TIMES_UNPACKED * path.stat().st_size)
+        self._most = self._left
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = self._inner.read(len(buffer))
+        self._left -= len(data)
+        if self._left < 0:
+            message = (
+                f"{self._name} unpacks to more than {format_size(self._most)}, {MOST_TIMES_UNPACKED} times its size"
+            )
+            raise StageInputError(message, hint="unpack it, if that is what it should be")
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        self._inner.close()
+        super().close()
+
+
+def _opened(path: Path) -> io.BufferedReader:
+    suffix = path.suffix.lower()
+    if suffix == ".gz":
+        return io.BufferedReader(_UnpackedFile(path, gzip.open(path, "rb")), _PIECE_BYTES)
+    if suffix == ".zst":
+        import pyarrow as pa
+
+        return io.BufferedReader(_UnpackedFile(path, pa.input_stream(str(path), compression="zstd")), _PIECE_BYTES)
+    return path.open("rb")
+
+
+def _refuse_other_files(name: str, file: io.BufferedReader) -> None:
+    head = file.peek(8)[:8]
+    if head.startswith(_BOM):
+        file.read(len(_BOM))
     if not head:
         raise StageInputError(f"{name} is empty", hint=f"one JSON object on each line, {_FORMS}")
     for magic, what in _PACKED.items():
         if head.startswith(magic):
-            raise StageInputError(f"{name} is {what}-compressed", hint="unpack it first")
+            raise StageInputError(f"{name} is {what}-compressed", hint="unpack it first; .gz and .zst are read")
     if head.startswith(b"PAR1"):
-        raise StageInputError(f"{name} is a Parquet file", hint=f"write it as JSONL, {_FORMS}")
+        raise StageInputError(f"{name} is a Parquet file", hint="name it .parquet")
     if head.startswith(_WIDE):
         raise StageInputError(f"{name} is UTF-16", hint="save it as UTF-8")
-
-
-def _lines(file: BinaryIO, layout: Layout, faults: InvalidLines) -> Iterator[RawExample]:
-    found = (_json_line(number, raw) for number, raw in _raw_lines(file)) if layout == "jsonl" else _paragraphs(file)
-    for one in found:
-        if isinstance(one, RawExample):
-            yield one
-        elif one is not None:
-            faults.note(*one)
 
 
 def _raw_lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
@@ -177,11 +292,23 @@ def _raw_lines(file: BinaryIO) -> Iterator[tuple[int, bytes | None]]:
             is_whole = rest.endswith(b"\n")
 
 
-def _json_line(number: int, raw: bytes | None) -> RawExample | tuple[int, str] | None:
+def _text_lines(file: BinaryIO) -> Iterator[tuple[int, str, str]]:
+    """Return every line with its number, as text, and its fault."""
+    for number, raw in _raw_lines(file):
+        try:
+            yield number, _decoded(raw), ""
+        except BadExampleLine as error:
+            yield number, (raw or b"").decode(errors="replace"), str(error)
+
+
+def _json_line(number: int, raw: bytes | None, columns: Mapping[str, str]) -> RawExample | tuple[int, str] | None:
     """Parse one line: an example, its fault, or None for an empty line."""
     try:
         text = _decoded(raw)
-        return _example(number, _parsed(text)) if text.strip() else None
+        if not text.strip():
+            return None
+        value = _parsed(text)
+        return _example(number, mapped(value, columns) if columns else value)
     except ValueError as error:
         # Python itself refuses a number with very many digits.
         return number, str(error)
@@ -233,12 +360,14 @@ def _parsed(text: str) -> dict[str, Any]:
     return value
 
 
-def _example(number: int, value: dict[str, Any]) -> RawExample:
+def _example(number: int, value: Mapping[str, Any]) -> RawExample:
     said: list[str] = [key for key in ("text", "completion", "messages") if key in value]
     if "chosen" in value or "rejected" in value:
         said.append("chosen")
     if said == ["chosen"]:
         return _pair(number, value)
+    if not said and (usual := found_columns(value)):
+        return _example(number, mapped(value, usual))
     if len(said) > 1:
         raise BadExampleLine(f"it has {' and '.join(said)}: use one form")
     if said == ["text"]:
@@ -253,7 +382,7 @@ def _example(number: int, value: dict[str, Any]) -> RawExample:
     raise BadExampleLine(f"it has {f'only {keys}' if keys else 'no keys'}; required: an object {_FORMS}")
 
 
-def _pair(number: int, value: dict[str, Any]) -> RawExample:
+def _pair(number: int, value: Mapping[str, Any]) -> RawExample:
     """Parse a pair. Without a prompt, it is what both sides begin with."""
     missing = [key for key in ("chosen", "rejected") if value.get(key) is None]
     if missing:
@@ -270,7 +399,7 @@ def _pair(number: int, value: dict[str, Any]) -> RawExample:
     return RawExample(number=number, form="pair", sides=tuple(sides))
 
 
-def _chat_pair(number: int, value: dict[str, Any]) -> RawExample:
+def _chat_pair(number: int, value: Mapping[str, Any]) -> RawExample:
     chosen, rejected = (_conversation(value[key], key) for key in ("chosen", "rejected"))
     if isinstance(value.get("prompt"), list):
         prompt = _conversation(value["prompt"], "prompt")
@@ -327,7 +456,7 @@ def _message(place: int, value: Any) -> ChatMessage:
     return ChatMessage(role=role, content=_text({"content": content}, "content", where))
 
 
-def _text(value: dict[str, Any], key: str, where: str = "") -> str:
+def _text(value: Mapping[str, Any], key: str, where: str = "") -> str:
     found = value.get(key)
     place = f"{where}: {key}" if where else key
     if not isinstance(found, str):

@@ -32,6 +32,7 @@ from stoker.cookbooks.language.arguments import (
     LoraArgs,
     Recomputing,
     SampleArgs,
+    SourceArgs,
     WholeModelArgs,
     settled_dtype,
 )
@@ -54,9 +55,11 @@ from stoker.cookbooks.language.memory_needs import (
 )
 from stoker.cookbooks.language.merge import MergeArgs, merge_weights
 from stoker.cookbooks.language.peft import adapter_files
+from stoker.cookbooks.language.reading import needs_arrow
 from stoker.cookbooks.language.report import report_full, report_full_samples, report_lora, report_lora_samples
 from stoker.cookbooks.language.sample import sample, sample_model
-from stoker.cookbooks.language.tokenise import TokeniseArgs, layout_of, tokenise
+from stoker.cookbooks.language.sources import DataFinder
+from stoker.cookbooks.language.tokenise import TokeniseArgs, data_args, tokenise, tokenise_tables
 from stoker.cookbooks.language.train_full import train_full
 from stoker.cookbooks.language.train_lora import train_lora
 from stoker.core.errors import InsufficientDeviceMemory
@@ -198,22 +201,21 @@ class _Wanted:
     """The resolved arguments of a training."""
 
     base: TrainableBase
-    data: Path | None
-    """A user's file; None: bundled."""
+    data: tuple[SourceArgs, ...]
     load: Load
     targets: tuple[str, ...] = ()
 
 
 def _lora(args: LoraRecipeArgs) -> _Wanted:
     checking = LanguageArgsChecker(LORA)
-    base, data = checking.base(args.base), checking.data(args.data)
+    base, data = checking.base(args.base), DataFinder(checking, args).sources()
     known = base or outline_of(args.base)
     length = checking.length(args.max_seq_len, known) if known is not None else 0
     targets = checking.targets(args.targets, known, args.rank) if known is not None else ()
     if known is not None:
         checking.path(args.path, known)
         checking.base_dtype(args.base_dtype, known.shape, is_general=is_general(known, args.path))
-    checking.method(args, args)
+    checking.method(args, args, data)
     checking.refuse()
     assert base is not None  # noqa: S101 - refused above
     gpus = _gpus(args)
@@ -234,7 +236,7 @@ def _lora(args: LoraRecipeArgs) -> _Wanted:
 
 def _full(args: FullRecipeArgs) -> tuple[_Wanted, FullTrainingSpec]:
     checking = LanguageArgsChecker(FULL)
-    base, data = checking.base(args.base), checking.data(args.data)
+    base, data = checking.base(args.base), DataFinder(checking, args).sources()
     known = base or outline_of(args.base)
     length = checking.length(args.max_seq_len, known) if known is not None else 0
     gpus = _gpus(args)
@@ -272,16 +274,15 @@ def _called(base: TrainableBase, name: str) -> TrainableBase:
 def _tokenised(name: str, args: DataArgs, wanted: _Wanted) -> Tip:
     settings = TokeniseArgs(
         **_base(wanted.base, wanted.base.tokenizer_files),
-        file=None if wanted.data is None else InputPath(os.path.abspath(wanted.data)),
-        bundled=args.data if wanted.data is None else None,  # type: ignore[arg-type]  # a name out of the type's own tuple
-        layout="jsonl" if wanted.data is None else layout_of(wanted.data),
+        **data_args(wanted.data),
         max_seq_len=wanted.load.tokens,
         vocabulary=wanted.base.vocabulary,
         train_on=args.train_on,
         holdout_percent=args.holdout_percent,
         is_paired=wanted.load.is_paired,
     )
-    return PlanBuilder(name.rpartition("/")[2]).start(tokenise, settings)
+    is_plain = not any(needs_arrow(Path(file)) for source in wanted.data for file in source.files)
+    return PlanBuilder(name.rpartition("/")[2]).start(tokenise if is_plain else tokenise_tables, settings)
 
 
 def _samples(args: LoraRecipeArgs | FullRecipeArgs, wanted: _Wanted) -> SampleArgs:
@@ -328,6 +329,7 @@ COOKBOOK: Final = Cookbook(
     recipes=(lora, full, merge, export),
     stages=(
         tokenise,
+        tokenise_tables,
         train_lora,
         train_full,
         sample,

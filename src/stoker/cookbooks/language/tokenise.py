@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from stoker.authoring import InputPath, StageContext, StageInputError, arg, stage
-from stoker.cookbooks.language.arguments import BaseArgs
-from stoker.cookbooks.language.bundled import TEXT_SUFFIXES, DataName
+from stoker.cookbooks.language.arguments import BaseArgs, Layout, SourceArgs
+from stoker.cookbooks.language.bundled import DataName
 from stoker.cookbooks.language.kinds import Examples
 
 if TYPE_CHECKING:
     from stoker.cookbooks.language.examples import ExampleFacts
+    from stoker.cookbooks.language.reading import InvalidLines, RawExample
 
 _LINES_BETWEEN_LOOKS = 10_000
 
@@ -22,57 +23,71 @@ _LINES_BETWEEN_LOOKS = 10_000
 class TokeniseArgs(BaseArgs):
     """The tokenizer, the text, and which part of it is learned."""
 
-    file: InputPath | None = arg(None, help="a JSONL file, or plain text")
-    bundled: DataName | None = arg(None, help="generated data set")
-    layout: Literal["jsonl", "text"] = arg("jsonl", help="one JSON object per line, or paragraphs between empty lines")
+    file: InputPath | None = arg(None, help="the only file, if it is JSONL or plain text")
+    bundled: DataName | None = arg(None, help="the only data set, if it is generated")
+    layout: Layout = arg("jsonl", help="how the file is read")
+    sources: tuple[SourceArgs, ...] = arg((), help="sources in their order, in place of a file", later=True)
     max_seq_len: int = arg(512, help="maximum tokens of an example; longer ones are cut", ge=2)
     vocabulary: int | None = arg(None, help="size of the base's vocabulary", ge=1)
     train_on: Literal["completion", "all"] = arg("completion", help="learn answers only, or prompts too")
     holdout_percent: float = arg(5.0, help="share of held-out examples, at least one", gt=0, le=50)
-    is_paired: bool = arg(False, help="lines are pairs of a chosen and a rejected answer")
+    is_paired: bool = arg(False, help="lines are pairs of a chosen and a rejected answer", later=True)
 
 
-def layout_of(path: Path) -> Literal["jsonl", "text"]:
-    """Return the layout by a file's name: plain text or JSONL."""
-    return "text" if path.suffix.lower() in TEXT_SUFFIXES else "jsonl"
+def data_args(sources: Sequence[SourceArgs]) -> dict[str, Any]:
+    """Return the arguments for some sources; a file or bundled set alone has arguments of its own."""
+    only = sources[0]
+    is_plain = only.weight == 1 and not only.columns and len(only.files) <= 1
+    if len(sources) == 1 and is_plain and only.bundled:
+        return {"bundled": only.bundled}
+    if len(sources) == 1 and is_plain and only.layouts[0] in {"jsonl", "text"}:
+        return {"file": only.files[0], "layout": only.layouts[0]}
+    return {"sources": tuple(sources)}
 
 
 def look_through(args: TokeniseArgs, check: Callable[[], None] = lambda: None) -> None:
-    """Read a file of examples to its end. Raises `StageInputError` with every invalid line, or if all are empty."""
-    from stoker.cookbooks.language.reading import InvalidLines, nothing_to_learn, of_one_kind, read_lines
+    """Read files of examples to their ends. Raises `StageInputError` with every invalid line, or if all are empty."""
+    from stoker.cookbooks.language.reading import InvalidLines, nothing_to_learn, of_one_kind
 
-    if args.file is None:
-        return
-    source = Path(args.file).name
-    faults = InvalidLines(source)
-    lines = empty = 0
-    for line in of_one_kind(read_lines(Path(args.file), args.layout, faults), faults, is_paired=args.is_paired):
-        lines += 1
-        empty += line.is_empty
-        if not line.number % _LINES_BETWEEN_LOOKS:
-            check()
+    faults = InvalidLines("")
+    for source in _sources_of(args):
+        lines = empty = 0
+        for found in _files_of(source, faults) if source.files else ():
+            for line in of_one_kind(found, faults, is_paired=args.is_paired):
+                lines += 1
+                empty += line.is_empty
+                if not lines % _LINES_BETWEEN_LOOKS:
+                    check()
+        if source.files and not faults and empty == lines:
+            raise nothing_to_learn(_named(source), skipped=empty)
     faults.refuse()
-    if empty == lines:
-        raise nothing_to_learn(source, skipped=empty)
 
 
 @stage("language/tokenise", version=1, uses=("numpy", "tokenizers", "transformers"), foresee=look_through)
 def tokenise(job: StageContext, args: TokeniseArgs) -> Examples:
     """Read examples, render chats with the base's template, tokenise them and hold some out."""
-    from stoker.cookbooks.language.bundled import data_lines
-    from stoker.cookbooks.language.reading import InvalidLines, of_one_kind, read_lines, read_texts
+    return _tokenised(job, args)
 
-    # Faults are reported before libraries are imported, which takes longer than reading the file twice.
-    look_through(args, job.check)
-    if args.file is not None:
-        source = Path(args.file).name
-        faults = InvalidLines(source)
-        lines = read_lines(Path(args.file), args.layout, faults)
-    elif args.bundled is not None:
-        source, faults = args.bundled, InvalidLines(args.bundled)
-        lines = read_texts(data_lines(args.bundled))
-    else:
+
+@stage(
+    "language/tokenise_tables",
+    version=1,
+    uses=("numpy", "pyarrow", "tokenizers", "transformers"),
+    foresee=look_through,
+)
+def tokenise_tables(job: StageContext, args: TokeniseArgs) -> Examples:
+    """Do the same with files that only pyarrow reads."""
+    return _tokenised(job, args)
+
+
+def _tokenised(job: StageContext, args: TokeniseArgs) -> Examples:
+    from stoker.cookbooks.language.reading import InvalidLines, of_one_kind
+
+    sources = _sources_of(args)
+    if not sources:
         raise StageInputError("neither a file nor bundled data", hint="data=FILE.jsonl")
+    # Faults are reported before libraries are imported, which takes longer than reading the files twice.
+    look_through(args, job.check)
     from stoker.cookbooks.language.tokens import ExampleTokeniser, TokeniseOptions, open_tokenizer
 
     wanted = TokeniseOptions(
@@ -82,16 +97,54 @@ def tokenise(job: StageContext, args: TokeniseArgs) -> Examples:
         vocabulary=args.vocabulary,
         is_paired=args.is_paired,
     )
-    tokenising = ExampleTokeniser(open_tokenizer(Path(args.base)), wanted)
-    for taken in tokenising.take(of_one_kind(lines, faults, is_paired=args.is_paired), faults):
-        job.step(taken)
-    faults.refuse()
-    examples = tokenising.made(source)
+    faults = InvalidLines("")
+    before = 0
+    with ExampleTokeniser(open_tokenizer(Path(args.base)), wanted, job.out) as tokenising:
+        for source in sources:
+            tokenising.begin(_named(source), source.weight, is_eval=source.is_eval)
+            for lines in _files_of(source, faults):
+                taken = 0
+                for taken in tokenising.take(of_one_kind(lines, faults, is_paired=args.is_paired), faults):
+                    job.step(before + taken)
+                before += taken
+        faults.refuse()
+        examples = tokenising.made(_named(sources[0]) if len(sources) == 1 else f"{len(sources):,} sources")
     facts = examples.facts
     job.tell(_told(facts))
     for note in facts["notes"]:
         job.log(note)
+    for one in facts.get("sources", ()):
+        job.log(
+            f"{one['name']}: {one['examples']:,} examples of weight {one['weight']:g}, {one['tokens']:,} tokens, "
+            f"{one['cut']:,} cut, {one['skipped']:,} skipped, {one['held_out']:,} held out"
+        )
     return job.save(Examples, examples)
+
+
+def _sources_of(args: TokeniseArgs) -> tuple[SourceArgs, ...]:
+    if args.sources or (args.file is None and args.bundled is None):
+        return args.sources
+    if args.file is None:
+        return (SourceArgs(name=str(args.bundled), bundled=str(args.bundled)),)
+    return (SourceArgs(files=(args.file,), layouts=(args.layout,)),)
+
+
+def _named(source: SourceArgs) -> str:
+    return source.bundled or (Path(source.files[0]).name if len(source.files) == 1 else source.name)
+
+
+def _files_of(source: SourceArgs, faults: InvalidLines) -> Iterator[Iterator[RawExample]]:
+    """Yield the lines of each file of a source; faults get the file's name."""
+    from stoker.cookbooks.language.bundled import data_lines
+    from stoker.cookbooks.language.reading import read_lines, read_texts
+
+    if source.bundled:
+        faults.enter(source.bundled)
+        yield read_texts(data_lines(source.bundled))
+    for file, layout in zip(source.files, source.layouts, strict=True):
+        path = Path(file)
+        faults.enter(path.name)
+        yield read_lines(path, layout, faults, source.columns)
 
 
 def _told(facts: ExampleFacts) -> str:

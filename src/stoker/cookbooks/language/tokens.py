@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import json
 import re
+from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, Self
 
 import numpy as np
 
 from stoker.authoring import StageInputError, TemplateFailed
-from stoker.cookbooks.language.examples import ExampleFacts, ExampleSet, Flags, Ints, Tokens, drawn_order
+from stoker.cookbooks.language.examples import (
+    ArrayFile,
+    ExampleFacts,
+    ExampleSet,
+    Flags,
+    Ints,
+    SourceFacts,
+    Tokens,
+    drawn_order,
+)
 from stoker.cookbooks.language.reading import ChatMessage, InvalidLines, RawExample, nothing_to_learn
 from stoker.core.frozen import frozen
 from stoker.core.text import first_line
@@ -75,24 +85,58 @@ def _class_for(folder: Path) -> Any:
 
 
 class ExampleTokeniser:
-    """Collects examples and facts about them."""
+    """Collects examples and facts about them. Tokens go to files in a folder at once: memory stays flat."""
 
-    def __init__(self, tokenizer: Any, wanted: TokeniseOptions) -> None:
+    def __init__(self, tokenizer: Any, wanted: TokeniseOptions, folder: Path) -> None:
         self._tokenizer = tokenizer
         self._wanted = wanted
         self._chat = Chat(tokenizer, "completion" if wanted.is_paired else wanted.train_on)
-        self._tokens: list[Tokens] = []
-        self._trained: list[Flags] = []
+        self._tokens = ArrayFile(folder / "tokens.npy", np.int32)
+        self._trained = ArrayFile(folder / "trained.npy", np.bool_)
+        self._starts = array("q", [0])
+        self._learned = 0
+        self._longest = 0
+        self._highest = -1
         self._forms: Counter[str] = Counter()
-        self._skipped: list[int] = []
+        self._sources: list[SourceFacts] = []
+        self._evaluated: list[int] = []
+        """Indexes of the sources that are held out."""
+        self._skipped: list[tuple[int, int, str]] = []
+        """The first lines without anything to learn: the number of their file, their own, and the file's name."""
+        self._files = 0
+        self._name = ""
         self._unwritten: list[int] = []
         """Lines that the chat template failed to render."""
         self._why: UnwrittenError | None = None
         """The error of the first of them."""
-        self._cut = 0
+        self._unwritten_in = ""
+        """The file of that line."""
+        backend = tokenizer.backend_tokenizer
+        # A tokenizer.json may hold limits from its own training.
+        backend.no_truncation()
+        backend.no_padding()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._tokens.close()
+        self._trained.close()
+
+    def begin(self, name: str, weight: float = 1.0, *, is_eval: bool = False) -> None:
+        """Begin a source: what is taken from now on belongs to it."""
+        if is_eval:
+            self._evaluated.append(len(self._sources))
+        self._sources.append(
+            SourceFacts(name=name, weight=weight, first=self._count, examples=0, held_out=0, tokens=0, cut=0, skipped=0)
+        )
 
     def take(self, lines: Iterable[RawExample], faults: InvalidLines) -> Iterator[int]:
-        """Tokenise lines; yield the number of lines now and then. After a fault they are only read."""
+        """Tokenise the lines of one file; yield the number of lines now and then. After a fault they are only read."""
+        if not self._sources:
+            self.begin(faults.name)
+        self._files += 1
+        self._name = faults.name
         chunk: list[RenderedExample] = []
         characters = taken = 0
         for line in lines:
@@ -111,38 +155,65 @@ class ExampleTokeniser:
 
     def made(self, source: str) -> ExampleSet:
         """Return all examples. Raises `StageInputError` if there are none, or tokens are unknown to the model."""
-        self._refuse_unwritten(source)
-        sides = 2 if self._wanted.is_paired else 1
-        count = len(self._tokens) // sides
+        self._refuse_unwritten()
+        count, cut, skipped = self._count, self._sum("cut"), self._sum("skipped")
         if not count:
-            cut_at = self._wanted.max_seq_len if self._cut else 0
-            raise nothing_to_learn(source, skipped=len(self._skipped), cut_at=cut_at)
-        tokens, trained = np.concatenate(self._tokens), np.concatenate(self._trained)
-        starts = np.cumsum([0, *(len(one) for one in self._tokens)], dtype=np.int64)
-        self._refuse_unknown(int(tokens.max()))
-        held_out = _held_out(count, self._wanted.holdout_percent)
-        firsts = np.zeros(len(tokens), dtype=bool)
-        firsts[starts[:-1]] = True
+            raise nothing_to_learn(source, skipped=skipped, cut_at=self._wanted.max_seq_len if cut else 0)
+        self._refuse_unknown(self._highest)
+        starts = np.frombuffer(self._starts, dtype=np.int64)
+        held_out = self._held_out()
         facts = ExampleFacts(
             examples=count,
             held_out=len(held_out),
-            tokens=len(tokens),
-            trained_tokens=int((trained & ~firsts).sum()),
-            longest=int(np.diff(starts).max()),
-            cut=self._cut,
-            skipped=len(self._skipped),
-            skipped_lines=self._skipped[:_MOST_PLACES],
+            tokens=int(starts[-1]),
+            trained_tokens=self._learned,
+            longest=self._longest,
+            cut=cut,
+            skipped=skipped,
+            skipped_lines=[number for _, number, _ in self._skipped],
             max_seq_len=self._wanted.max_seq_len,
             train_on=self._wanted.train_on,
             forms=dict(sorted(self._forms.items())),
             template=self._chat.template if self._chat.was_used else "",
             pad=_pad_of(self._tokenizer),
-            notes=self._notes(source, len(held_out)),
-            sides=sides,
+            notes=self._notes(len(held_out), cut, skipped),
         )
-        return ExampleSet(tokens=tokens, trained=trained, starts=starts, held_out=held_out, facts=facts)
+        if self._sides > 1:
+            facts["sides"] = self._sides
+        if len(self._sources) > 1 or self._sources[0]["weight"] != 1:
+            facts["sources"] = self._sources
+        return ExampleSet(
+            tokens=self._tokens.finish(), trained=self._trained.finish(), starts=starts, held_out=held_out, facts=facts
+        )
 
-    def _refuse_unwritten(self, source: str) -> None:
+    @property
+    def _count(self) -> int:
+        return (len(self._starts) - 1) // self._sides
+
+    @property
+    def _sides(self) -> int:
+        return 2 if self._wanted.is_paired else 1
+
+    def _sum(self, name: Literal["cut", "skipped"]) -> int:
+        return sum(source[name] for source in self._sources)
+
+    def _held_out(self) -> Ints:
+        """Return the indexes of the held-out examples: those of the sources for evaluation, or a share of all."""
+        if not self._evaluated:
+            held_out = _share(self._count, self._wanted.holdout_percent)
+        else:
+            sources = [self._sources[number] for number in self._evaluated]
+            parts = [np.arange(one["first"], one["first"] + one["examples"], dtype=np.int64) for one in sources]
+            held_out = np.concatenate(parts)
+            if not len(held_out) or len(held_out) == self._count:
+                what = "evaluate on" if not len(held_out) else "train on"
+                raise StageInputError(f"nothing to {what}: every line is empty or has nothing to learn")
+        for source in self._sources:
+            within = (held_out >= source["first"]) & (held_out < source["first"] + source["examples"])
+            source["held_out"] = int(within.sum())
+        return held_out
+
+    def _refuse_unwritten(self) -> None:
         """Raise `TemplateFailed` if the chat template failed for a conversation."""
         numbers = self._unwritten
         if self._why is None:
@@ -153,7 +224,7 @@ class ExampleTokeniser:
         more = f", nor {others} ({lines} {some}{' …' if len(numbers) > _MOST_PLACES else ''})" if some else ""
         which = "change the conversation" if self._why.is_refusal else "mend the base's chat_template"
         raise TemplateFailed(
-            f"the base's chat template failed for {source}:{numbers[0]}{more}: {self._why}",
+            f"the base's chat template failed for {self._unwritten_in}:{numbers[0]}{more}: {self._why}",
             hint=f'{which}, or give {{"prompt": …, "completion": …}}, which needs no template',
             lines=numbers[:_MOST_PLACES],
             count=len(numbers),
@@ -163,35 +234,35 @@ class ExampleTokeniser:
         """Return the line as text, a pair as two; empty if there is nothing to learn, or the template fails."""
         self._forms[line.form] += 1
         if line.is_empty:
-            self._skipped.append(line.number)
+            self._skip(line.number)
             return []
         try:
             return [self._chat.render(one) for one in line.sides or (line,)]
         except UnwrittenError as error:
             self._unwritten.append(line.number)
-            self._why = self._why or error
+            if self._why is None:
+                self._why, self._unwritten_in = error, self._name
             return []
+
+    def _skip(self, number: int) -> None:
+        self._sources[-1]["skipped"] += 1
+        self._skipped = sorted([*self._skipped, (self._files, number, self._name)])[:_MOST_PLACES]
 
     def _tokenise(self, chunk: Sequence[RenderedExample]) -> None:
         for adds_specials in (True, False):
             some = [one for one in chunk if one.adds_specials is adds_specials]
             if not some:
                 continue
-            given = self._tokenizer(
-                [one.text for one in some],
-                add_special_tokens=adds_specials,
-                return_offsets_mapping=True,
-                return_attention_mask=False,
-                return_token_type_ids=False,
-                verbose=False,
+            # The library's own call: it uses every core, and makes no lists that are not needed.
+            found = self._tokenizer.backend_tokenizer.encode_batch(
+                [one.text for one in some], add_special_tokens=adds_specials
             )
-            found = zip(some, given["input_ids"], given["offset_mapping"], strict=True)
-            texts = [self._learned(one, ids, places) for one, ids, places in found]
-            sides = 2 if self._wanted.is_paired else 1
+            texts = [self._learned_of(one, each.ids, each.offsets) for one, each in zip(some, found, strict=True)]
+            sides = self._sides
             for first in range(0, len(texts), sides):
                 self._keep(some[first].number, texts[first : first + sides])
 
-    def _learned(
+    def _learned_of(
         self, one: RenderedExample, ids: Sequence[int], places: Sequence[tuple[int, int]]
     ) -> tuple[Tokens, Flags]:
         """Return the tokens of a text, and which of them are learned."""
@@ -206,15 +277,23 @@ class ExampleTokeniser:
     def _keep(self, number: int, texts: Sequence[tuple[Tokens, Flags]]) -> None:
         """Keep one example, a text or both sides of a pair, unless nothing is left to learn once it is cut."""
         longest = self._wanted.max_seq_len
-        self._cut += any(len(tokens) > longest for tokens, _ in texts)
+        source = self._sources[-1]
+        source["cut"] += any(len(tokens) > longest for tokens, _ in texts)
         kept = [(tokens[:longest], trained[:longest]) for tokens, trained in texts]
+        learned = [int(trained[1:].sum()) for _, trained in kept]
         is_same = len(kept) > 1 and np.array_equal(kept[0][0], kept[1][0])
-        if is_same or not all(trained[1:].any() for _, trained in kept):
-            self._skipped.append(number)
+        if is_same or not all(learned):
+            self._skip(number)
             return
         for tokens, trained in kept:
             self._tokens.append(tokens)
             self._trained.append(trained)
+            self._starts.append(self._starts[-1] + len(tokens))
+            self._longest = max(self._longest, len(tokens))
+            self._highest = max(self._highest, int(tokens.max()))
+            source["tokens"] += len(tokens)
+        self._learned += sum(learned)
+        source["examples"] += 1
 
     def _closed(self, tokens: Tokens, trained: Flags) -> tuple[Tokens, Flags]:
         end = self._tokenizer.eos_token_id
@@ -233,15 +312,14 @@ class ExampleTokeniser:
                 hint="check that the tokenizer belongs to the base; tokens may have been added without weights",
             )
 
-    def _notes(self, source: str, held_out: int) -> list[str]:
+    def _notes(self, held_out: int, cut: int, skipped: int) -> list[str]:
         notes = []
-        if self._cut:
-            notes.append(f"{_many(self._cut, 'example')} cut at {self._wanted.max_seq_len:,} tokens.")
-        if self._skipped:
-            some = sorted(self._skipped)[:_MOST_PLACES]
-            more = "" if len(some) == len(self._skipped) else ", …"
-            where = ", ".join(f"{source}:{number}" for number in some)
-            notes.append(f"{_many(len(self._skipped), 'line')} skipped, nothing to learn in them: {where}{more}")
+        if cut:
+            notes.append(f"{_many(cut, 'example')} cut at {self._wanted.max_seq_len:,} tokens.")
+        if skipped:
+            more = "" if len(self._skipped) == skipped else ", …"
+            where = ", ".join(f"{name}:{number}" for _, number, name in self._skipped)
+            notes.append(f"{_many(skipped, 'line')} skipped, nothing to learn in them: {where}{more}")
         if self._chat.was_used and self._chat.template == "chatml":
             notes.append("The tokenizer has no chat template: conversations were written as ChatML.")
         if self._chat.lost_turns:
@@ -254,7 +332,7 @@ class ExampleTokeniser:
         return notes
 
 
-def _held_out(count: int, percent: float) -> Ints:
+def _share(count: int, percent: float) -> Ints:
     if count < 2:
         return np.empty(0, dtype=np.int64)
     wanted = min(count - 1, max(1, int(count * percent / 100 + 0.5)))

@@ -10,7 +10,8 @@ import pytest
 
 from stoker.authoring import StageInputError
 from stoker.cookbooks.language import reading
-from stoker.cookbooks.language.reading import ChatMessage, InvalidLines, Layout, RawExample, of_one_kind, read_lines
+from stoker.cookbooks.language.arguments import Layout
+from stoker.cookbooks.language.reading import ChatMessage, InvalidLines, RawExample, of_one_kind, read_lines
 
 GOOD = '{"text": "hello"}'
 ASKS = {"role": "user", "content": "q"}

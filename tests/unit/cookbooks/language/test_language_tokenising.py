@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from stoker.authoring import InputPath, StageContext, StageInputError, TemplateF
 from stoker.cookbooks.language.bundled import TinyShape, bundled_base, data_lines, write_base
 from stoker.cookbooks.language.examples import IGNORED, Cursor
 from stoker.cookbooks.language.kinds import Examples
-from stoker.cookbooks.language.reading import InvalidLines, read_texts
-from stoker.cookbooks.language.tokenise import TokeniseArgs, layout_of, tokenise
+from stoker.cookbooks.language.reading import InvalidLines, layout_of, read_texts
+from stoker.cookbooks.language.tokenise import TokeniseArgs, tokenise
 from stoker.engine.stage import perform
 
 tokenizers = pytest.importorskip("tokenizers")
@@ -42,15 +43,20 @@ def tokenizer(folder) -> Any:
     return tokenising.open_tokenizer(folder)
 
 
+def _folder() -> Path:
+    """Return a new folder below that of this test process."""
+    return Path(tempfile.mkdtemp())
+
+
 def _made(tokenizer: Any, *lines: dict[str, Any] | str, name: str = "train.jsonl", **wanted: Any) -> Any:
     said = {"max_seq_len": 512, "train_on": "completion", "holdout_percent": 5.0, "vocabulary": 264, **wanted}
-    work = tokenising.ExampleTokeniser(tokenizer, tokenising.TokeniseOptions(**said))
     faults = InvalidLines(name)
     texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
-    for _ in work.take(read_texts(texts), faults):
-        pass
-    faults.refuse()
-    return work.made(name)
+    with tokenising.ExampleTokeniser(tokenizer, tokenising.TokeniseOptions(**said), _folder()) as work:
+        for _ in work.take(read_texts(texts), faults):
+            pass
+        faults.refuse()
+        return work.made(name)
 
 
 def _learned(tokenizer: Any, examples: Any, number: int = 0) -> str:
@@ -262,12 +268,11 @@ def test_learned_tokens_are_counted_as_labels_are(tokenizer):
 
 def test_very_many_lines_are_taken_in_parts(tokenizer, monkeypatch):
     monkeypatch.setattr(tokenising, "_LINES_AT_ONCE", 3)
-    work = tokenising.ExampleTokeniser(
-        tokenizer, tokenising.TokeniseOptions(max_seq_len=64, train_on="all", holdout_percent=5.0, vocabulary=None)
-    )
+    wanted = tokenising.TokeniseOptions(max_seq_len=64, train_on="all", holdout_percent=5.0, vocabulary=None)
     lines = read_texts([json.dumps({"text": f"{number}"}) for number in range(7)])
-    assert list(work.take(lines, InvalidLines("x"))) == [3, 6, 7]
-    made = work.made("x")
+    with tokenising.ExampleTokeniser(tokenizer, wanted, _folder()) as work:
+        assert list(work.take(lines, InvalidLines("x"))) == [3, 6, 7]
+        made = work.made("x")
     assert [tokenizer.decode(made.example(number)[0][:-1]) for number in range(7)] == list("0123456")
 
 

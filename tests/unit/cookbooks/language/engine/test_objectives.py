@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -123,11 +124,12 @@ def by_us(base: Path, objective: Any, pairs: list[dict[str, Any]]) -> tuple[Exam
     # TRL's ORPO learns prompts, too.
     train_on: Any = "all" if objective == "orpo" else "completion"
     said = TokeniseOptions(max_seq_len=256, train_on=train_on, holdout_percent=5.0, vocabulary=None, is_paired=True)
-    tokeniser, faults = ExampleTokeniser(open_tokenizer(base), said), InvalidLines("pairs")
-    for _ in tokeniser.take(read_texts(map(json.dumps, pairs)), faults):
-        pass
-    faults.refuse()
-    examples = tokeniser.made("pairs")
+    faults, folder = InvalidLines("pairs"), Path(tempfile.mkdtemp())
+    with ExampleTokeniser(open_tokenizer(base), said, folder) as tokeniser:
+        for _ in tokeniser.take(read_texts(map(json.dumps, pairs)), faults):
+            pass
+        faults.refuse()
+        examples = tokeniser.made("pairs")
     # Nothing is held out here.
     examples = ExampleSet(
         tokens=examples.tokens, trained=examples.trained, starts=examples.starts, held_out=examples.held_out[:0],

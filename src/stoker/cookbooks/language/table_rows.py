@@ -1,0 +1,170 @@
+"""Rows of tables: CSV and TSV files line by line, Parquet files batch by batch, as maps from a column to its value.
+
+Only the columns that are needed are read. A value is bounded like a line of JSON; what is wrong with one row is
+returned in its place, and what is wrong with a file as a whole is raised.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from stoker.authoring import StageInputError
+from stoker.core.text import first_line
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Row = tuple[int, Mapping[str, Any] | str]
+"""The number of a row, and its values or its fault."""
+ColumnChoice = Callable[[Sequence[str]], Mapping[str, str]]
+"""Returns the column of each part of an example, from all columns. Raises `StageInputError`."""
+
+LONGEST_VALUE: Final = 16 * 1024 * 1024
+_ROWS_AT_ONCE = 256
+_DELIMITERS = ",;\t"
+_QUOTE_HINT = "a quote inside a value is written twice"
+
+
+class CsvLines:
+    """The lines of a text file for the csv module; lines that are no text are noted, and replaced."""
+
+    def __init__(self, lines: Iterator[tuple[int, str, str]]) -> None:
+        self._lines = lines
+        self.number = 0
+        """The number of the last line that was read."""
+        self._faults: list[tuple[int, str]] = []
+
+    def __iter__(self) -> Iterator[str]:
+        for number, text, fault in self._lines:
+            self.number = number
+            if fault:
+                self._faults.append((number, fault))
+            yield text
+
+    def taken_faults(self) -> list[tuple[int, str]]:
+        """Return the faults of the lines since the last call."""
+        taken, self._faults = self._faults, []
+        return taken
+
+
+def csv_rows(name: str, lines: CsvLines, choose: ColumnChoice, delimiter: str = "") -> Iterator[Row]:
+    """Return the rows below the header, each with the number of its first line. An empty delimiter is detected."""
+    texts = iter(lines)
+    head = next(texts, "")
+    sign = delimiter or max(_DELIMITERS, key=head.count)
+    # The default refuses values that are longer than 128 KiB.
+    csv.field_size_limit(LONGEST_VALUE)
+    rows = csv.reader(chain([head], texts), delimiter=sign, strict=True)
+    try:
+        names = [one.strip() for one in next(rows, [])]
+    except csv.Error as error:
+        raise StageInputError(f"{name}:1: {_csv_fault(error)}", hint=_QUOTE_HINT) from None
+    _refuse_columns(f"{name}:1", names)
+    columns = choose(names)
+    places = {part: names.index(column) for part, column in columns.items()}
+    while True:
+        first = lines.number + 1
+        row = _next_row(rows, len(names))
+        yield from lines.taken_faults()
+        if row is None:
+            return
+        if isinstance(row, str):
+            yield first, row
+        elif row:
+            yield first, _read_messages({part: row[place] for part, place in places.items()})
+
+
+def _next_row(rows: Iterator[list[str]], columns: int) -> list[str] | str | None:
+    """Return the values of the next row, empty for an empty line, or its fault; None after the last."""
+    try:
+        values = next(rows)
+    except StopIteration:
+        return None
+    except csv.Error as error:
+        return f"{_csv_fault(error)}; {_QUOTE_HINT}"
+    if values and len(values) != columns:
+        return f"it has {len(values):,} values; the header has {columns:,} columns"
+    return values
+
+
+def _csv_fault(error: csv.Error) -> str:
+    if "field limit" in str(error):
+        return f"a value is longer than {LONGEST_VALUE >> 20} MiB: is a quote not closed?"
+    return "a quote is not closed" if "end of data" in str(error) else str(error)
+
+
+def _read_messages(values: dict[str, Any]) -> Mapping[str, Any] | str:
+    """Return the values with a conversation read from its text: a table of text holds it as JSON."""
+    text = values.get("messages")
+    if not isinstance(text, str):
+        return values
+    try:
+        return {**values, "messages": json.loads(text)}
+    except (ValueError, RecursionError):
+        return "messages is no JSON list"
+
+
+def parquet_rows(path: Path, choose: ColumnChoice) -> Iterator[Row]:
+    """Return the rows of a Parquet file, numbered from 1; only the chosen columns are read, some rows at a time."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        # Without a buffer of whole row groups: pages are read as they are needed.
+        with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
+            schema = file.schema_arrow
+            _refuse_columns(path.name, schema.names)
+            columns = choose(schema.names)
+            for part, column in columns.items():
+                _refuse_type(path.name, part, column, schema.field(column).type)
+            number = 0
+            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=list(columns.values()), use_threads=False):
+                values = {part: batch.column(column) for part, column in columns.items()}
+                for place in range(batch.num_rows):
+                    number += 1
+                    yield number, _row(values, place)
+    except (pa.ArrowException, OSError, MemoryError) as error:
+        reason = first_line(error).replace(str(path), path.name)
+        raise StageInputError(f"{path.name} is not a whole Parquet file: {reason}", hint="copy it again") from error
+
+
+def _row(values: Mapping[str, Any], place: int) -> Mapping[str, Any] | str:
+    made = {}
+    for part, column in values.items():
+        cell = column[place]
+        value = cell.as_py()
+        if isinstance(value, str) and len(value) > LONGEST_VALUE:
+            return f"{part} is longer than {LONGEST_VALUE >> 20} MiB"
+        made[part] = value
+    return _read_messages(made)
+
+
+def _refuse_columns(where: str, names: Sequence[str]) -> None:
+    """Raise `StageInputError` if a header is no list of different names."""
+    twice = [name for name, count in Counter(names).items() if count > 1 and name]
+    if twice:
+        raise StageInputError(f"{where}: column {twice[0][:40]!r} is there twice", hint="rename one of them")
+    if not any(names):
+        raise StageInputError(f"{where}: there are no columns", hint="the first line has the names of the columns")
+
+
+def _refuse_type(name: str, part: str, column: str, kind: pa.DataType) -> None:
+    import pyarrow as pa
+
+    inner = kind.value_type if pa.types.is_dictionary(kind) else kind
+    is_text = pa.types.is_string(inner) or pa.types.is_large_string(inner) or str(inner) == "string_view"
+    is_list = pa.types.is_list(inner) or pa.types.is_large_list(inner)
+    # A pair may be of texts or of conversations.
+    may_be_list = part in {"messages", "prompt", "chosen", "rejected"}
+    if is_text or (may_be_list and is_list):
+        return
+    wanted = "a list of messages" if part == "messages" else "text"
+    raise StageInputError(
+        f"{name}: column {column[:40]!r} has {str(kind)[:80]}, not {wanted}", hint="choose another column"
+    )

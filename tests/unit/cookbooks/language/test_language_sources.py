@@ -1,0 +1,296 @@
+"""Sources of data: tables, folders, splits and weights, and everything that strangers put into them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stoker.authoring import InputPath, InvalidArgs, StageContext, StageInputError
+from stoker.cookbooks.language import reading
+from stoker.cookbooks.language.arguments import SourceArgs
+from stoker.cookbooks.language.bundled import bundled_base
+from stoker.cookbooks.language.examples import ExampleSet
+from stoker.cookbooks.language.reading import InvalidLines, RawExample, layout_of, read_lines
+from stoker.cookbooks.language.tokenise import TokeniseArgs, look_through, tokenise
+from stoker.engine.stage import perform
+from tests.unit.cookbooks.language.walked_language import compiled
+
+pytest.importorskip("tokenizers")
+pa = pytest.importorskip("pyarrow")
+pq = pytest.importorskip("pyarrow.parquet")
+
+PAIRS = {"prompt": ["1+1=", "2+2="], "completion": ["2", "4"]}
+
+
+def read(path: Path, **columns: str) -> list[RawExample]:
+    faults = InvalidLines(path.name)
+    found = list(read_lines(path, layout_of(path), faults, columns))
+    faults.refuse()
+    return found
+
+
+def refused(path: Path, **columns: str) -> str:
+    with pytest.raises(StageInputError) as caught:
+        read(path, **columns)
+    return f"{caught.value.message} | {caught.value.hint}"
+
+
+def written(path: Path, text: str | bytes) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def parquet(path: Path, columns: dict[str, Any]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns), path)
+    return path
+
+
+def faults_of(**given: Any) -> dict[str, str]:
+    with pytest.raises(InvalidArgs) as caught:
+        compiled("lora", **given)
+    return {
+        fault.where.removeprefix("language/lora."): f"{fault.message} | {fault.hint}" for fault in caught.value.faults
+    }
+
+
+def tokenised(out: Path, *sources: SourceArgs, **args: Any) -> ExampleSet:
+    out.mkdir()
+    job = StageContext(node="tokenise", out=str(out), emit=lambda _: None, is_cancelled=lambda: False)
+    base = InputPath(str(bundled_base("tiny")))
+    return perform(tokenise, job, {}, TokeniseArgs(base=base, base_files=(), sources=sources, **args)).load()
+
+
+def source(path: Path, **more: Any) -> SourceArgs:
+    return SourceArgs(name=path.name, files=(InputPath(str(path)),), layouts=(layout_of(path),), **more)
+
+
+# Tables.
+
+
+def test_a_csv_file_has_quotes_newlines_a_mark_and_any_usual_delimiter(tmp_path):
+    content = '\ufeffid,prompt,completion\r\n1,"say ""a, b""","two\nlines"\r\n\r\n2,plain,x\r\n'
+    found = read(written(tmp_path / "a.csv", content))
+    assert [(one.number, one.text, one.completion) for one in found] == [
+        (2, 'say "a, b"', "two\nlines"),
+        (5, "plain", "x"),
+    ]
+    for name, sign in (("b.csv", ";"), ("c.tsv", "\t"), ("d.csv", "\t")):
+        assert read(written(tmp_path / name, f"text{sign}id\nhello, you{sign}1\n"))[0].text == "hello, you"
+
+
+def test_a_conversation_in_a_csv_file_is_json(tmp_path):
+    talk = json.dumps([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]).replace('"', '""')
+    assert read(written(tmp_path / "a.csv", f'messages\n"{talk}"\n'))[0].messages[1].content == "ho"
+    assert "a.csv:2: messages is no JSON list" in refused(written(tmp_path / "a.csv", "messages\nhello\n"))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("prompt,completion\na,b\nc\n", "a.csv:3: it has 1 values; the header has 2 columns"),
+        ('prompt,completion\na,"b\n\nc,d\n', "a.csv:2: a quote is not closed"),
+        ('text\n"a"b"\n', "a.csv:2: "),
+        ("a,b,a\n1,2,3\n", "a.csv:1: column 'a' is there twice"),
+        ("\n\n", "a.csv:1: there are no columns"),
+        ("", "a.csv is empty"),
+        (b"text\nok\n\xff\xfe\n", "a.csv:3: byte 1 is not UTF-8"),
+        ("text\nok\n".encode("utf-16"), "a.csv is UTF-16"),
+        (b"text\na\0b\n", "a.csv:2: text holds a NUL character"),
+        ("x,y\n1,2\n", "a.csv has no columns that are known; its columns are 'x', 'y' | name them: "),
+    ],
+)
+def test_what_is_wrong_with_a_csv_file_is_told_with_its_line(tmp_path, content, message):
+    assert message in refused(written(tmp_path / "a.csv", content))
+
+
+def test_a_value_without_an_end_is_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr("stoker.cookbooks.language.table_rows.LONGEST_VALUE", 1000)
+    told = refused(written(tmp_path / "a.csv", 'text\n"' + "x\n" * 5000))
+    assert "a.csv:2: a value is longer than" in told
+
+
+def test_a_parquet_file_is_read_by_its_columns(tmp_path):
+    talk = [[{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]]
+    assert read(parquet(tmp_path / "a.parquet", {**PAIRS, "n": [1, 2]}))[1].completion == "4"
+    assert read(parquet(tmp_path / "b.parquet", {"messages": talk, "prompt": ["x"]}))[0].messages[1].content == "ho"
+    named = parquet(tmp_path / "c.parquet", {"q": pa.array(["a"]).dictionary_encode(), "a": ["b"]})
+    assert read(named, prompt="q", completion="a")[0].text == "a"
+
+
+@pytest.mark.parametrize(
+    ("columns", "named", "message"),
+    [
+        ({"text": [1, 2]}, {}, "a.parquet: column 'text' has int64, not text | choose another column"),
+        ({"text": [{"deep": "x"}]}, {}, "column 'text' has struct<deep: string>, not text"),
+        ({"text": ["fine", None]}, {}, "a.parquet:2: text is null, not a text"),
+        (
+            {"question": ["a"], "reply": ["b"]},
+            {},
+            "a.parquet has no columns that are known; its columns are 'question'",
+        ),
+        ({"q": ["a"]}, {"text": "p"}, "a.parquet has no column 'p'; its columns are 'q'"),
+        ({"messages": [["a"]]}, {}, "a.parquet:1: message 1 is a text, not an object"),
+    ],
+)
+def test_what_is_wrong_with_a_parquet_file_is_told_with_its_row(tmp_path, columns, named, message):
+    assert message in refused(parquet(tmp_path / "a.parquet", columns), **named)
+
+
+def test_a_parquet_file_that_is_cut_or_has_a_column_twice_is_refused(tmp_path):
+    whole = parquet(tmp_path / "a.parquet", PAIRS).read_bytes()
+    for content in (whole[:-20], whole[: len(whole) // 2] + whole[-8:], b"PAR1", b"nothing of the sort"):
+        assert "a.parquet is not a whole Parquet file" in refused(written(tmp_path / "a.parquet", content))
+    twice = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
+    pq.write_table(twice, tmp_path / "b.parquet")
+    assert "column 'text' is there twice" in refused(tmp_path / "b.parquet")
+
+
+def test_usual_names_are_known_and_others_are_mapped(tmp_path):
+    assert read(written(tmp_path / "a.jsonl", '{"question": "q", "answer": "a"}\n'))[0].completion == "a"
+    assert read(written(tmp_path / "a.csv", "instruction,output\nq,a\n"))[0].text == "q"
+    assert "no columns that are known" in refused(written(tmp_path / "a.csv", "instruction,input,output\nq,i,a\n"))
+    told = refused(written(tmp_path / "b.jsonl", '{"body": "x", "n": 1}\n'), text="boddy")
+    assert "b.jsonl:1: it has no 'boddy'; it has 'body', 'n'" in told
+
+
+# Compressed files.
+
+
+def test_compressed_lines_are_read_and_bounded(tmp_path, monkeypatch):
+    lines = b'{"text": "hello"}\n' * 2000
+    assert len(read(written(tmp_path / "a.jsonl.gz", gzip.compress(lines)))) == 2000
+    assert len(read(written(tmp_path / "a.jsonl.zst", pa.compress(lines, "zstd", asbytes=True)))) == 2000
+    monkeypatch.setattr(reading, "LARGEST_UNPACKED_BYTES", 10_000)
+    monkeypatch.setattr(reading, "MOST_TIMES_UNPACKED", 10)
+    assert "a.jsonl.gz unpacks to more than" in refused(tmp_path / "a.jsonl.gz")
+    assert "can't be read" in refused(written(tmp_path / "b.jsonl.gz", gzip.compress(lines)[:-30]))
+    assert "can't be read" in refused(written(tmp_path / "c.jsonl.gz", lines))
+
+
+# Folders and splits.
+
+
+def test_a_folder_is_one_source_and_its_splits_have_names(tmp_path):
+    for name in ("data/train-00000-of-00002", "data/train-00001-of-00002", "data/test-00000-of-00001"):
+        parquet(tmp_path / f"{name}.parquet", PAIRS)
+    written(tmp_path / "README.md", "# A set\n")
+    plan = compiled("lora", data=str(tmp_path), eval_split="test")
+    train, held = plan.node("tokenise_tables").args["sources"]
+    assert [Path(one).name for one in train["files"]] == [f"train-0000{n}-of-00002.parquet" for n in (0, 1)]
+    assert [Path(one).name for one in held["files"]] == ["test-00000-of-00001.parquet"]
+    assert (train["is_eval"], held["is_eval"]) == (False, True)
+    told = faults_of(data=str(tmp_path), split="tset")["data"]
+    assert "there is no split 'tset' | did you mean 'test'?" in told
+    assert "is what is trained on" in faults_of(data=str(tmp_path), eval_split="train")["eval_split"]
+    (tmp_path / "data/train-00000-of-00002.parquet").unlink()
+    assert "1 of the 2 files of data/train are not there" in faults_of(data=str(tmp_path))["data"]
+
+
+def test_a_card_names_the_files_of_each_split(tmp_path):
+    card = """---
+language: [en]
+configs:
+- config_name: small
+  default: true
+  data_files:
+  - split: train
+    path: part/a*.jsonl
+- config_name: large
+  data_files: "**/*.jsonl"
+---
+"""
+    written(tmp_path / "README.md", card)
+    for name in ("part/a1.jsonl", "part/a2.jsonl", "part/b.jsonl"):
+        written(tmp_path / name, '{"text": "x"}\n')
+
+    def names(**given: str) -> list[str]:
+        sources = compiled("lora", data=str(tmp_path), **given).node("tokenise").args["sources"]
+        return [Path(one).name for one in sources[0]["files"]]
+
+    assert names() == ["a1.jsonl", "a2.jsonl"]
+    assert names(subset="large") == ["a1.jsonl", "a2.jsonl", "b.jsonl"]
+    assert "there is no subset 'lrge' | did you mean 'large'?" in faults_of(data=str(tmp_path), subset="lrge")["data"]
+    written(tmp_path / "README.md", card.replace("- split", "- {split"))
+    assert "the configurations in its README.md can't be read" in faults_of(data=str(tmp_path))["data"]
+
+
+def test_a_folder_that_is_no_set_is_refused(tmp_path):
+    assert "it has no files of examples" in faults_of(data=str(tmp_path))["data"]
+    written(tmp_path / "a.jsonl", '{"text": "x"}\n')
+    written(tmp_path / "b.csv", "text\nx\n")
+    assert "it has files of several formats (1 .csv, 1 .jsonl)" in faults_of(data=str(tmp_path))["data"]
+    (tmp_path / "b.csv").unlink()
+    (tmp_path / "c.jsonl").symlink_to("/etc/passwd")
+    assert "c.jsonl is a link out of the folder" in faults_of(data=str(tmp_path))["data"]
+    assert "has no parts" in faults_of(data=str(tmp_path / "a.jsonl"), split="train")["split"]
+
+
+# Several sources.
+
+
+def test_several_sources_are_drawn_by_their_weights(tmp_path):
+    one = written(tmp_path / "one.jsonl", "".join(f'{{"text": "a{n}"}}\n' for n in range(10)))
+    two = written(tmp_path / "two.csv", "text\n" + "".join(f"b{n}\n" for n in range(20)) + '""\n')
+    made = tokenised(tmp_path / "out", source(one, weight=2.5), source(two, weight=0.5), holdout_percent=10.0)
+    facts = made.facts["sources"]
+    assert [(own["name"], own["examples"], own["skipped"]) for own in facts] == [
+        ("one.jsonl", 10, 0),
+        ("two.csv", 20, 1),
+    ]
+    assert sum(own["held_out"] for own in facts) == made.facts["held_out"] == 3
+    kept = [own["examples"] - own["held_out"] for own in facts]
+    drawn = made.drawn(seed=1)
+    counts = np.bincount(drawn, minlength=30)
+    assert counts[:10].sum() == 2 * kept[0] + int(kept[0] / 2 + 0.5)
+    assert counts[10:].sum() == int(kept[1] / 2 + 0.5)
+    assert not counts[made.held_out].any()
+    assert (made.drawn(seed=1) == drawn).all()
+    assert (made.drawn(seed=2) != drawn).any()
+
+
+def test_a_split_for_evaluation_is_held_out_as_a_whole(tmp_path):
+    one = written(tmp_path / "one.jsonl", '{"text": "a"}\n{"text": "b"}\n')
+    two = written(tmp_path / "two.jsonl", '{"text": "c"}\n{"text": ""}\n')
+    made = tokenised(tmp_path / "out", source(one), source(two, is_eval=True))
+    assert made.held_out.tolist() == [2]
+    assert made.kept.tolist() == [0, 1]
+    with pytest.raises(StageInputError, match=r"nothing to learn in two\.jsonl"):
+        tokenised(tmp_path / "empty", source(one), source(written(two, '{"text": ""}\n'), is_eval=True))
+
+
+def test_faults_of_all_files_are_told_together(tmp_path):
+    one = written(tmp_path / "one.jsonl", "nothing\n")
+    two = written(tmp_path / "two.csv", "prompt,completion\nonly\n")
+    args = TokeniseArgs(base=InputPath("base"), base_files=(), sources=(source(one), source(two)))
+    with pytest.raises(StageInputError) as caught:
+        look_through(args)
+    assert caught.value.message.split("\n")[0] == "2 invalid lines in 2 files:"
+    assert "\none.jsonl:1: invalid JSON" in caught.value.message
+    assert "\ntwo.csv:2: it has 1 values" in caught.value.message
+
+
+def test_sources_in_a_list_are_checked_all_at_once(tmp_path):
+    good = written(tmp_path / "good.jsonl", '{"text": "x"}\n')
+    listed = [str(good), "gone.jsonl", {"path": str(good), "columns": {"txt": "a"}}, "summs"]
+    told = faults_of(data=listed, columns={"prompt": "q"})
+    assert set(told) == {"data.1", "data.2.columns.txt", "data.3", "columns"}
+    assert "did you mean 'text'?" in told["data.2.columns.txt"]
+    assert "prompt are no form of an example" in told["columns"]
+    plan = compiled("lora", data=["sums", {"path": str(good), "weight": 2}])
+    sources = plan.node("tokenise").args["sources"]
+    assert [(one["bundled"], one["weight"]) for one in sources] == [("sums", 1.0), ("", 2.0)]
+
+
+def test_a_file_by_itself_keeps_the_arguments_that_it_always_had(tmp_path):
+    good = written(tmp_path / "good.jsonl", '{"text": "x"}\n')
+    node = compiled("lora", data=str(good)).node("tokenise")
+    assert set(node.stage.args.identity(node.args, lambda path: "x")) == {
+        *("base_files", "file", "bundled", "layout", "max_seq_len", "vocabulary", "train_on", "holdout_percent")
+    }
