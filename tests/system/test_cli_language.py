@@ -117,6 +117,42 @@ def test_a_base_of_the_hub_is_fetched_once_small_files_first_and_verified(tmp_pa
         assert blob.read_bytes() == weights["model.safetensors"]
 
 
+def test_a_data_set_of_the_hub_is_fetched_by_its_split_and_verified(tmp_path: Path) -> None:
+    lines = {name: f'{{"text": "{name}"}}\n'.encode() * 3 for name in ("train", "validation", "other")}
+    card = b"---\nconfigs:\n- config_name: default\n  data_files:\n"
+    card += b"".join(f"  - split: {name}\n    path: data/{name}.jsonl\n".encode() for name in lines) + b"---\n# A set\n"
+    data = {f"data/{name}.jsonl": Served(text, is_large=True) for name, text in lines.items()}
+    run = ("run", "language/lora", "data=org/texts", "gpus=1")
+    with FakeHub() as hub:
+        shell = fetching_shell(tmp_path, hub.endpoint)
+        shell.env["STOKER_GPU_FAKE"] = "none"
+        hub.repository("datasets/org/texts").commit({"README.md": card, **data})
+        hub.repository("datasets/org/bare").commit({"train-00000-of-00001.csv": b"text\nhello\nyou\n"})
+        dry = shell.stoker(*run, "--dry-run")
+        assert (dry.code, "data datasets/org/texts would be downloaded from 127.0.0.1:" in dry.out) == (0, True), (
+            dry.err
+        )
+        away = shell.stoker(*run, HF_HUB_OFFLINE="1")
+        assert (away.code, "nor in the hub's cache (stoker fetch datasets/org/texts)" in away.err) == (28, True)
+        typo = shell.stoker(*run, "split=trian")
+        assert (typo.code, "there is no split 'trian' (did you mean 'train'?)" in typo.err) == (28, True), typo.err
+        assert not hub.asked_for("data/train.jsonl")
+        # It comes before this machine is asked for what it has not.
+        done = shell.stoker(*run, "eval_split=validation")
+        assert done.code == 40, done.err
+        assert "data datasets/org/texts" in done.out
+        assert not hub.asked_for("data/other.jsonl")
+        (blob,) = Path(shell.env["HF_HOME"]).glob("hub/datasets--org--texts/snapshots/*/data/train.jsonl")
+        blob.resolve().chmod(0o644)
+        blob.resolve().write_bytes(lines["train"][:-4] + b"torn")
+        assert "train.jsonl was damaged in the cache" in shell.stoker(*run).err
+        assert blob.read_bytes() == lines["train"]
+        assert shell.stoker(*run[:2], "data=org/bare", *run[3:]).code == 40
+        for name in ("org/../../etc", "../../etc/passwd", "a--b/c"):
+            outside = shell.stoker(*run[:2], f"data={name}", *run[3:])
+            assert (outside.code, "data: file not found" in outside.err) == (28, True), outside.err
+
+
 def test_a_training_that_no_gpu_here_has_room_for_is_refused_with_what_would_fit(shell: Shell) -> None:
     words = ("run", "language/lora", "batch=64", "max_seq_len=2048", "--dry-run")
     done = shell.stoker(*words, STOKER_GPU_FAKE="cuda:1x1GiB")

@@ -40,7 +40,7 @@ def fetch(call: CommandContext, lack: MissingRepoFiles, refused: InvalidInput) -
 
     def work(one: FetchSession) -> FetchCommandResult:
         found = _found(one.hub, lack.repo)
-        files = fitting(found.listed, lack.names)
+        files = _needed(found, lack)
         if not files:
             raise refused
         _expect(one, found.repo, files)
@@ -58,7 +58,7 @@ def preview(call: CommandContext, lack: MissingRepoFiles, refused: InvalidInput)
 
     def look(one: FetchSession) -> DownloadPreview:
         found = _found(one.hub, lack.repo)
-        if not fitting(found.listed, lack.names):
+        if not _needed(found, lack):
             raise refused
         files = fitting(found.listed, lack.whole)
         return preview_fetch(one.hub, RepoRequest(repo=found.repo, revision=found.revision, files=files))
@@ -123,6 +123,12 @@ class _Found:
     repo: Repo
     revision: Revision
     listed: tuple[RepoFile, ...]
+
+
+def _needed(found: _Found, lack: MissingRepoFiles) -> tuple[RepoFile, ...]:
+    """Return the files that are needed next; of a data set without small files, its data."""
+    files = fitting(found.listed, lack.names)
+    return files if files or found.repo.kind == "model" else fitting(found.listed, lack.whole)
 
 
 def _found(hub: Hub, text: str) -> _Found:

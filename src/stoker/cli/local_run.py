@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
@@ -297,11 +297,12 @@ class CommandInputFetcher:
         Damaged files are set aside and downloaded again. Raises `StokerError` if that fails.
         """
         words = self._words_of(build)
+        paths = {path for node in build.plan.nodes for path in node.stage.args.paths_in(node.args)}
+        words |= self._data_sets_of(paths)
         if not words:
             return
         from stoker.cli.job_downloads import verify
 
-        paths = {path for node in build.plan.nodes for path in node.stage.args.paths_in(node.args)}
         for text, argument in words.items():
             verify(self._call, text, argument, paths, came_bytes=self._came[text])
 
@@ -313,6 +314,20 @@ class CommandInputFetcher:
                 preview(self._call, lack, error)
             else:
                 self._came[lack.repo] += fetch(self._call, lack, error)
+
+    def _data_sets_of(self, paths: Collection[str]) -> dict[str, str]:
+        """Return the data sets in the hub's cache that are read, each at its commit, with the argument's name."""
+        found = {}
+        for path in paths:
+            if f"{os.sep}datasets--" in path:
+                from stoker.transfer.hub.hub_cache import HubCache
+
+                named = HubCache(self._call.parts.hub_settings("").cache).named(path)
+                if named:
+                    typed = next((one for one in self._came if named.startswith(one)), "")
+                    self._came[named] = self._came.pop(typed, self._came[named])
+                    found[named] = "data"
+        return found
 
     def _words_of(self, build: JobBuild) -> dict[str, str]:
         """Return the arguments of a job's trials that may name repositories, each with the argument's name."""

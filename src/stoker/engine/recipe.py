@@ -54,7 +54,8 @@ class Recipe:
     """Says of arguments what such a job shares with its like; nothing: it works alone."""
     brings: Mapping[str, str] = fresh(factory=dict)
     """Arguments that may name a repository of the hub in place of a folder, each with the small file of it by which
-    `shares` knows how large it is. A machine of the fleet brings it, and puts its folder there."""
+    `shares` knows how large it is; `datasets/` before the file if they name a data set. A machine of the fleet brings
+    it, and puts its folder there."""
 
     # one object for each that is declared: it equals itself alone
     __eq__ = object.__eq__

@@ -80,7 +80,10 @@ class HubArguments:
         measured: dict[str, Any] = {}
         for name, file in form.recipe.brings.items():
             text = args.get(name)
-            one = self._inputs.repository(f"arg:{name}", text) if name in given and isinstance(text, str) else None
+            kind, _, file = file.rpartition("/")  # noqa: PLW2901 - a data set is told by its prefix
+            one = None
+            if name in given and isinstance(text, str):
+                one = self._inputs.repository(f"arg:{name}", text, kind)
             if one is not None:
                 found[name] = one
                 measured[name], is_whole = self._folder(one.body, file)

@@ -77,9 +77,11 @@ class LanguageArgsChecker:
 
     def note(self, name: str, message: str, hint: str = "", lack: MissingRepoFiles | None = None) -> None:
         """Add a fault of an argument; with files of the hub that would mend it, if there are such."""
-        self._faults.append(Diagnostic(f"{self._recipe}.{name}", message, hint))
+        fault = Diagnostic(f"{self._recipe}.{name}", message, hint)
+        if fault not in self._faults:
+            self._faults.append(fault)
         if lack is not None:
-            self._lacking[self._faults[-1]] = lack
+            self._lacking[fault] = lack
 
     def refuse(self) -> None:
         """Raise `InvalidArgs` with all faults, if any; `Damaged` if the only ones are damaged files."""
@@ -120,7 +122,8 @@ class LanguageArgsChecker:
     def method(self, args: AdapterArgs, data: DataArgs, sources: Sequence[SourceArgs]) -> None:
         """Refuse what does not go with the method: pairs are learned as pairs, and are not packed."""
         method = args.method
-        odd = [one.bundled for one in sources if one.bundled and (one.bundled == PREFERENCES) is (method == "sft")]
+        judged = () if "data" in surroundings().stand_ins else sources
+        odd = [one.bundled for one in judged if one.bundled and (one.bundled == PREFERENCES) is (method == "sft")]
         if odd:
             message = f"{odd[0]} has {'pairs' if method == 'sft' else 'no pairs'}, method={method}"
             self.note("data", message, "method=dpo or method=orpo" if method == "sft" else f"data={PREFERENCES}")

@@ -38,6 +38,7 @@ from stoker.cookbooks.language.arguments import (
 )
 from stoker.cookbooks.language.bases import CONFIG, TrainableBase
 from stoker.cookbooks.language.checks import LanguageArgsChecker, outline_of
+from stoker.cookbooks.language.data_sets import CARD
 from stoker.cookbooks.language.export import GGUF_FAMILIES, ExportArgs, GgufDtype, export_adapter
 from stoker.cookbooks.language.kinds import Adapter, Examples, GgufAdapter, LanguageModel, LanguageReport, Samples
 from stoker.cookbooks.language.memory_needs import (
@@ -68,6 +69,8 @@ from stoker.engine.recipe import surroundings
 
 _BRINGS = {"base": CONFIG}
 """A machine of a fleet downloads a base of the hub itself; this file states its size."""
+_TRAINING_BRINGS = {**_BRINGS, "data": f"datasets/{CARD}"}
+"""It downloads a data set, too."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +117,7 @@ class ExportRecipeArgs:
     output=LanguageReport,
     backend="torch",
     shares=shared_by_lora,
-    brings=_BRINGS,
+    brings=_TRAINING_BRINGS,
 )
 def lora(args: LoraRecipeArgs) -> Plan:
     """Fine-tune an adapter on a causal language model and report what it learned; many over one base train together."""
@@ -142,7 +145,7 @@ def lora(args: LoraRecipeArgs) -> Plan:
     return adapter.then(report_lora_samples, samples=samples).finish()
 
 
-@recipe(FULL, version=1, category=Category.TRAIN, output=LanguageReport, backend="torch", brings=_BRINGS)
+@recipe(FULL, version=1, category=Category.TRAIN, output=LanguageReport, backend="torch", brings=_TRAINING_BRINGS)
 def full(args: FullRecipeArgs) -> Plan:
     """Fine-tune every weight of a causal language model and report what it learned."""
     wanted, whole = _full(args)

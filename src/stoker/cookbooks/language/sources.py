@@ -45,6 +45,9 @@ class DataFinder:
     def sources(self) -> tuple[SourceArgs, ...]:
         """Return every source with its files, those of the evaluation last."""
         given, args = self._args.data, self._args
+        if "data" in surroundings().stand_ins:
+            # What is meant is on another machine.
+            return (SourceArgs(bundled=DATA[0]),)
         is_one = isinstance(given, str)
         listed = [given] if isinstance(given, str) else given
         if not listed:
@@ -139,7 +142,8 @@ class DataFinder:
         missing = tuple(one for one in chosen.files if not (root / one).is_file())
         if missing:
             lack = MissingRepoFiles(argument="data", repo=named, names=missing, whole=chosen.files)
-            message = f"{len(missing):,} of the {len(chosen.files):,} files of {text} are not in the hub's cache"
+            what = f"{chosen.split} of {text}" if chosen.split else text
+            message = f"{len(missing):,} of {len(chosen.files):,} files of {what} are not in the hub's cache"
             self._checking.note(where, message, f"stoker fetch {named}", lack)
             return root, ()
         return root, chosen.files

@@ -26,6 +26,8 @@ from stoker.store.memo import read_tree, unread_bytes
 from stoker.store.records import Record
 
 STORE = "stoker:"
+_OF_DATA = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt", ".md", ".gz", ".zst")
+"""Suffixes of files, which no name of a data set has."""
 _REPOSITORY = re.compile(r"(datasets/|spaces/|models/)?[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*(@[\w./+=#%,~-]+)?")
 
 
@@ -65,13 +67,19 @@ class DataInputs:
             known = self._known[text] = self._kept(where, text) if _is_kept(text) else self._repository(where, text)
         return self._for(where, known)
 
-    def repository(self, where: str, text: str) -> DataInput | None:
-        """Return the repository that a value names; None if it is a path, or not the name of a repository."""
+    def repository(self, where: str, text: str, kind: str = "") -> DataInput | None:
+        """Return the repository that a value names; None if it is a path, or not the name of a repository.
+
+        `kind` is the prefix of its kind (`datasets`), which the value may leave out.
+        """
         if os.path.exists(self._whole(text)) or _is_kept(text) or not _is_elsewhere(text, self._builder.folder):
             return None
-        known = self._known.get(text)
+        if kind and text.lower().endswith(_OF_DATA):
+            return None
+        named = f"{kind}/{text}" if kind and not text.startswith(f"{kind}/") else text
+        known = self._known.get(named)
         if known is None:
-            known = self._known[text] = self._repository(where, text)
+            known = self._known[named] = self._repository(where, named)
         return self._for(where, known)
 
     def at(self, where: str, path: str) -> DataInput:

@@ -91,6 +91,16 @@ class HubCache:
     def snapshot(self, repo: Repo, commit: str) -> str:
         return os.path.join(self.root, repo.folder, "snapshots", commit)
 
+    def named(self, path: str) -> str:
+        """Return the repository and the commit of a path in a snapshot, as `datasets/org/name@commit`; else empty."""
+        if not path.startswith(os.path.join(self.root, "")):
+            return ""
+        folder, kind, commit = [*os.path.relpath(path, self.root).split(os.sep), "", ""][:3]
+        parts = folder.split("--")
+        if kind != "snapshots" or len(parts) < 2 or not is_commit(commit):
+            return ""
+        return f"{Repo(kind=parts[0].removesuffix('s'), name='/'.join(parts[1:]))}@{commit}"
+
     def shared(self, xet_hash: str) -> str:
         """Return the path of these bytes in the client's own store across repositories; empty if it has none."""
         return os.path.join(self.root, "blobs", xet_hash[:2], xet_hash) if is_digest(xet_hash) else ""

@@ -187,9 +187,9 @@ def choose(
 
 
 def fitting(files: Sequence[RepoFile], texts: Sequence[str]) -> tuple[RepoFile, ...]:
-    """Return the files at a repository's top that match one of some names and patterns; others are ignored."""
-    wanted = _Texts(texts)
-    return tuple(file for file in files if "/" not in file.path and wanted.fit(file.path))
+    """Return the files that match one of some names and patterns; those without a slash mean a repository's top."""
+    at_top, below = (_Texts([text for text in texts if ("/" in text) is is_below]) for is_below in (False, True))
+    return tuple(file for file in files if (below if "/" in file.path else at_top).fit(file.path))
 
 
 class _Texts:
