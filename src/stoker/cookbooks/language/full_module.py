@@ -29,7 +29,6 @@ from stoker.cookbooks.language.compute.transformers_base import (
     takes_packed_rows,
 )
 from stoker.cookbooks.language.examples import MemberRows
-from stoker.cookbooks.language.shared.tenant import Update
 from stoker.core.frozen import changed, frozen
 
 
@@ -148,16 +147,16 @@ class TrainedModule:
         """Number of trained weights."""
         return sum(one.numel() for one in self._masters.values())
 
-    def learn(self, update: Update, *, seed: str) -> tuple[float, float]:
-        """Make the gradient of an update; return its mean loss, and the gradient's norm before it is clipped."""
+    def learn(self, batches: Sequence[MemberRows], *, seed: str) -> tuple[float, float]:
+        """Make the gradient of some batches; return their mean loss, and the gradient's norm before it is clipped."""
         self.model.train()
         for one in self._masters.values():
             one.grad = None
-        total = 0.0
-        for number, rows in enumerate(update.batches):
+        total, count = 0.0, sum(rows.supervised for rows in batches)
+        for number, rows in enumerate(batches):
             # A base may have dropout. A training that was interrupted draws the same again.
             torch.manual_seed(_seed(f"{seed}/{number}/{self._ranks.rank}"))
-            loss = self._loss_of(rows) / max(1, update.supervised)
+            loss = self._loss_of(rows) / max(1, count)
             loss.backward()
             total += float(loss.detach())
         norm = torch.nn.utils.clip_grad_norm_(self._masters.values(), self._clip)

@@ -94,7 +94,7 @@ class FullTraining:
         """Make one update; return the number of tokens."""
         member = self._member
         update, rate = member.look_ahead(), member.rate
-        loss, norm = self._module.learn(update, seed=f"{member.args.seed}/{member.update}")
+        loss, norm = self._module.learn(update.batches, seed=f"{member.args.seed}/{member.update}")
         if not (math.isfinite(loss) and math.isfinite(norm)):
             raise StageDiverged(
                 f"loss is {loss}, its gradient {norm}, at step {member.update + 1}",
