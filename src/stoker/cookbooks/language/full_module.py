@@ -8,7 +8,7 @@ weights are together only while it computes.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from stoker.cookbooks.language.arguments import FullArgs
 from stoker.cookbooks.language.compute.blocks import IGNORED, chunk_tokens
 from stoker.cookbooks.language.compute.transformers_base import (
     blocks_of,
-    has_plain_head,
+    head_of,
     load_transformers,
     positions_of,
     takes_packed_rows,
@@ -88,26 +88,27 @@ class CausalLoss(nn.Module):
         super().__init__()
         self.model = model
         self.takes_packed_rows = is_packed and takes_packed_rows(model)
-        self._has_plain_head = has_plain_head(model)
+        self._head = head_of(model)
         self._vocabulary: int = model.get_input_embeddings().num_embeddings
 
     def forward(self, tokens: Tensor, labels: Tensor, positions: Tensor | None) -> Tensor:
         """Return the sum of the losses of all tokens with a label, in 32 bits."""
         more = {} if positions is None else {"position_ids": positions}
         labels = labels.flatten()
-        if not self._has_plain_head:
+        if self._head is None:
             return _loss(self.model(tokens, use_cache=False, **more).logits.flatten(0, 1), labels)
         hidden = self.model.base_model(tokens, use_cache=False, **more).last_hidden_state.flatten(0, 1)
         size = chunk_tokens(self._vocabulary, len(labels))
         losses = [
             # All logits are never in memory at once: each chunk's are computed again for its gradient.
-            checkpoint(self._chunk_loss, part, wanted, use_reentrant=False)
+            checkpoint(_head_loss, self._head, part, wanted, use_reentrant=False)
             for part, wanted in zip(hidden.split(size), labels.split(size), strict=True)
         ]
         return torch.stack(losses).sum()
 
-    def _chunk_loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        return _loss(self.model.get_output_embeddings()(hidden), labels)
+
+def _head_loss(head: Callable[[Tensor], Tensor], hidden: Tensor, labels: Tensor) -> Tensor:
+    return _loss(head(hidden), labels)
 
 
 def _loss(logits: Tensor, labels: Tensor) -> Tensor:

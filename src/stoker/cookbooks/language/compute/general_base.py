@@ -26,12 +26,11 @@ from stoker.cookbooks.language.compute.blocks import IGNORED, PassDropout, chunk
 from stoker.cookbooks.language.compute.general_shape import GeneralShape, general_shape
 from stoker.cookbooks.language.compute.math import AttentionMask
 from stoker.cookbooks.language.compute.matrices import AdaptedMatrix
-from stoker.cookbooks.language.compute.transformers_base import load_transformers, takes_packed_rows
+from stoker.cookbooks.language.compute.transformers_base import head_of, load_transformers, takes_packed_rows
 from stoker.core.frozen import changed
 
 _TRIED = (2, 9)
 """Rows and tokens of the pass that a module is tried with."""
-_AFTERWARDS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 _FUSED = 3
 """Dimensions of a matrix of all experts."""
 
@@ -128,7 +127,7 @@ class GeneralBase:
             AdaptedLinear(layers[matrix.name], matrix, place, self)
         self.is_transposed = bool(called) and not any(_is_linear(layers[name]) for name in called)
         self.experts = sum(1 for one in module.parameters() if one.ndim == _FUSED)
-        self._head = self._found_head()
+        self._head = head_of(module)
         self.packs = takes_packed_rows(module)
         """True if the sequences of a packed row do not see each other."""
 
@@ -215,21 +214,6 @@ class GeneralBase:
         rows, length = _TRIED
         return ((torch.arange(rows * length) * 7 + 3) % vocabulary).view(rows, length).to(self.device)
 
-    def _found_head(self) -> Callable[[Tensor], Tensor] | None:
-        """Return the logits as a function of hidden rows, if it is known; otherwise all are computed at once."""
-        head, inner = self.module.get_output_embeddings(), self.module.base_model
-        if head is None or inner is self.module:
-            return None
-        vocabulary = self.shape.vocabulary
-        wanted = self._try(vocabulary)
-        with torch.no_grad():
-            made = getattr(inner(input_ids=self._few_tokens(vocabulary), use_cache=False), "last_hidden_state", None)
-            if made is None:
-                return None
-            after = _afterwards(self.module.config)
-            # To the bit: scaled or bounded logits may be nearly the same while they are small.
-            return (lambda hidden: after(head(hidden))) if torch.equal(after(head(made)), wanted) else None
-
 
 def open_base(
     folder: Path, *, device: str, dtype: str, base_dtype: BaseDtype, path: BasePath
@@ -267,13 +251,3 @@ def _linear_layers(module: Any) -> Iterator[tuple[str, Any]]:
 
 def _losses(logits: Tensor, labels: Tensor) -> Tensor:
     return cross_entropy(logits.float(), labels, ignore_index=IGNORED, reduction="none")
-
-
-def _afterwards(config: Any) -> Callable[[Tensor], Tensor]:
-    """Return what a family does with the head's output, as far as its config.json states it."""
-    cap, divisor, factor = (getattr(config, name, None) for name in _AFTERWARDS)
-    if cap:
-        return lambda logits: torch.tanh(logits / cap) * cap
-    if divisor:
-        return lambda logits: logits / divisor
-    return (lambda logits: logits * factor) if factor else (lambda logits: logits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from stoker.store.weight_files.headers import unreadable_weights
 _CLOSE = {torch.float32: 2e-4}
 _CLOSE_NARROW = 0.05
 """Logits that differ by less, relative to the largest, are the same: in 32 bits, and in fewer."""
+_AFTERWARDS = ("final_logit_softcapping", "logits_scaling", "logit_scale")
 _FIRST, _SECOND = 5, 4
 """Tokens of the two sequences that are tried in one row."""
 
@@ -79,18 +81,30 @@ def takes_packed_rows(model: Any) -> bool:
     return bool((both - apart).abs().max() <= _CLOSE.get(apart.dtype, _CLOSE_NARROW) * apart.abs().max())
 
 
-def has_plain_head(model: Any) -> bool:
-    """Return True if the output matrix alone makes logits of the last hidden states.
+def head_of(model: Any) -> Callable[[Tensor], Tensor] | None:
+    """Return logits as a function of the last hidden states; None if what a model makes of them is not known.
 
-    Then the logits of all tokens need never be in memory at once.
+    With it, the logits of all tokens need never be in memory at once.
     """
     tokens, head = _probe(model, _FIRST), model.get_output_embeddings()
     if head is None or model.base_model is model:
-        return False
+        return None
+    after = _afterwards(model.config)
     with torch.no_grad():
         hidden = getattr(model.base_model(tokens, use_cache=False), "last_hidden_state", None)
         # To the bit: scaled or bounded logits may be nearly the same while they are small.
-        return hidden is not None and torch.equal(head(hidden), model(tokens, use_cache=False).logits)
+        is_known = hidden is not None and torch.equal(after(head(hidden)), model(tokens, use_cache=False).logits)
+    return (lambda hidden: after(head(hidden))) if is_known else None
+
+
+def _afterwards(config: Any) -> Callable[[Tensor], Tensor]:
+    """Return what a family does with the head's output, as far as its config.json states it."""
+    cap, divisor, factor = (getattr(config, name, None) for name in _AFTERWARDS)
+    if cap:
+        return lambda logits: torch.tanh(logits / cap) * cap
+    if divisor:
+        return lambda logits: logits / divisor
+    return (lambda logits: logits * factor) if factor else (lambda logits: logits)
 
 
 def _probe(model: Any, count: int) -> Tensor:
