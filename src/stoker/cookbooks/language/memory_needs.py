@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -23,13 +24,13 @@ from stoker.cookbooks.language.arguments import (
 )
 from stoker.cookbooks.language.bases import CONFIG, Outline, TrainableBase, read_config_alone
 from stoker.cookbooks.language.checks import LanguageArgsChecker, base_facts, bases_here, find_base
-from stoker.cookbooks.language.compute.general_shape import block_name
+from stoker.cookbooks.language.compute.general_shape import block_name, general_shape
 from stoker.cookbooks.language.compute.matrices import meant_by
 from stoker.core.device import GIB
-from stoker.core.errors import BadInput, InsufficientDeviceMemory
+from stoker.core.errors import BadInput, InsufficientDeviceMemory, StokerError
 from stoker.core.frozen import changed, frozen
 from stoker.core.text import format_size
-from stoker.devices.estimate.model_shapes import ModelShape
+from stoker.devices.estimate.model_shapes import ModelShape, read_shape
 from stoker.devices.estimate.shared_base import (
     IMPORTS_BYTES,
     MANY,
@@ -353,15 +354,19 @@ class FullTrainingSpec:
     def together_bytes(self) -> int:
         """What one of several ranks holds whole, with gradients: two blocks, and what is outside of blocks."""
         shape = self.base.shape
-        block = sum(one.parameters for one in shape.linears) + sum(shape.small_parameters())
-        outside = shape.parameters - shape.layers * block
-        return 2 * self.width.bytes * (outside + 2 * block)
+        outside = shape.vocabulary * shape.hidden * (1 if shape.is_tied else 2)
+        return 2 * self.width.bytes * (outside + 2 * (shape.parameters - outside) // shape.layers)
+
+    @property
+    def narrow_bytes(self) -> int:
+        """The weights in 16 bits, if they are computed with beside those in 32."""
+        return 0 if self.width is Width.FP32 else self.copy_bytes // 2
 
     @property
     def training(self) -> TrainingSpec:
         """The same as a training of the memory estimates, of one rank."""
         return TrainingSpec(
-            shape=self.base.shape,
+            shape=_estimated_shape(self.base),
             method=Method.FULL,
             batch=-(-self.load.rows // self.ranks),
             sequence=self.load.tokens,
@@ -372,6 +377,18 @@ class FullTrainingSpec:
             accumulation=self.accumulate,
             loss_chunk=chunk_tokens(self.base.shape),
         )
+
+
+def _estimated_shape(base: TrainableBase) -> ModelShape:
+    """Return a shape with blocks that can be estimated: its own, or else blocks like Llama's as wide."""
+    if not base.shape.counted:
+        return base.shape
+    with suppress(StokerError):
+        return read_shape(base.config)
+    config, experts = dict(base.config), base.config.get("num_experts_per_tok")
+    if isinstance(experts, int):
+        config["intermediate_size"] = experts * (config.get("moe_intermediate_size") or base.shape.inner)
+    return general_shape(config, {}).model
 
 
 def full_needs(whole: FullTrainingSpec, *, gpus: int) -> Needs:
@@ -405,10 +422,11 @@ def full_too_large(whole: FullTrainingSpec, *, gpus: int) -> InsufficientDeviceM
 def on_gpu_bytes(whole: FullTrainingSpec) -> int:
     """Estimate the memory on a device, with the context of such a device."""
     estimated = estimate(whole.training, gpu=next(iter(surroundings().rooms()), ""))
-    if whole.ranks == 1:
+    if whole.ranks == 1 and not whole.base.shape.counted:
         return estimated.total_bytes + whole.masters_bytes
     passes_bytes = sum(map(estimated.term, (*_OF_PASSES, "fragmentation", "context")))
-    return passes_bytes + whole.together_bytes + -(-whole.state_bytes // whole.ranks)
+    whole_bytes = whole.narrow_bytes if whole.ranks == 1 else whole.together_bytes
+    return passes_bytes + whole_bytes + -(-whole.state_bytes // whole.ranks)
 
 
 def on_cpu_bytes(whole: FullTrainingSpec) -> int:
@@ -420,7 +438,7 @@ def on_cpu_bytes(whole: FullTrainingSpec) -> int:
     every_bytes, read_bytes, ranks = whole.copy_bytes, whole.base.size_bytes, whole.ranks
     estimated = estimate(whole.training)
     passes_bytes = sum(map(estimated.term, _OF_PASSES))
-    wide_bytes = whole.state_bytes + (whole.copy_bytes // 2 if whole.width is Width.BF16 else 0)
+    wide_bytes = whole.state_bytes + whole.narrow_bytes
     learning_bytes = wide_bytes + ranks * passes_bytes + (ranks * whole.together_bytes if ranks > 1 else 0)
     writing_bytes = wide_bytes + min(read_bytes, SHARD_BYTES) + (every_bytes if ranks > 1 else 0)
     narrow_bytes = read_bytes if read_bytes < every_bytes else 0

@@ -247,7 +247,7 @@ def _full(args: FullRecipeArgs) -> tuple[_Wanted, FullTrainingSpec]:
     checking.refuse()
     assert base is not None  # noqa: S101 - refused above
     dtype = settled_dtype(args.dtype, on_gpu=gpus > 0)
-    load = Load(rank=1, targets=(ALL_LINEAR,), rows=args.batch, tokens=length, dtype=dtype)
+    load = Load(rank=1, targets=(ALL_LINEAR,), rows=args.batch, tokens=length, dtype=dtype, is_general=True)
     whole = FullTrainingSpec(
         base=base,
         load=load,

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -11,16 +12,28 @@ from stoker.cookbooks.language.bases import (
     write_model,
 )
 from stoker.cookbooks.language.bundled import bundled_base
-from stoker.cookbooks.language.schemas import read_metadata, read_training
-from stoker.core.errors import Cancelled, StageDiverged
+from stoker.cookbooks.language.schemas import best_eval, read_metadata, read_training
+from stoker.core import jsontext
+from stoker.core.errors import Cancelled, MissingExtra, StageDiverged
 from tests.later import imported_later
 from tests.unit.cookbooks.language.walked_language import compiled, examples, run_node
 
-with imported_later("torch"):
+with imported_later("torch", "transformers"):
     import torch
+    from transformers import AutoModelForCausalLM
+
+    from tests.unit.cookbooks.language.engine.general_bases import general_base
 
 
 SMALL: dict[str, Any] = {"epochs": 2, "batch": 5, "lr": 3e-3, "max_seq_len": 64, "threads": 1}
+
+
+class CutAtFive(list[dict[str, Any]]):
+    """Events of a stage that is cancelled at its fifth update."""
+
+    def append(self, event: dict[str, Any]) -> None:
+        if event.get("step") == 5:
+            raise Cancelled("enough")
 
 
 def test_every_weight_learns_and_the_best_is_a_model_of_the_hubs_layout(tmp_path):
@@ -52,14 +65,9 @@ def test_a_training_that_was_interrupted_ends_with_the_same_bytes(tmp_path):
     whole = run_node(plan, "train_full", tmp_path / "whole", examples=given)
     said: list[dict[str, Any]] = []
 
-    class Cut(list[dict[str, Any]]):
-        def append(self, event: dict[str, Any]) -> None:
-            if event.get("step") == 5:
-                raise Cancelled("enough")
-
     scratch = tmp_path / "scratch"
     with pytest.raises(Cancelled):
-        run_node(plan, "train_full", tmp_path / "cut", examples=given, said=Cut(), scratch=scratch)
+        run_node(plan, "train_full", tmp_path / "cut", examples=given, said=CutAtFive(), scratch=scratch)
     again = run_node(plan, "train_full", tmp_path / "again", examples=given, said=said, scratch=scratch)
     assert {"log": "resumes after update 4 of 8"} in said
     for name in ("model.safetensors", "training.json"):
@@ -102,3 +110,63 @@ def test_a_large_model_is_written_in_several_files_with_an_index(tmp_path, monke
     assert made.config["torch_dtype"] == "bfloat16"
     again = read_weights(made)
     assert all(torch.equal(again[name], one.to(torch.bfloat16)) for name, one in weights.items())
+
+
+DROPS: dict[str, Any] = {"resid_pdrop": 0.1, "attn_pdrop": 0.1, "embd_pdrop": 0.1}
+
+
+@pytest.mark.parametrize("family", ["gpt2", "gemma2", "qwen2_moe"])
+def test_any_family_trains_and_its_result_is_one_of_transformers(tmp_path, family):
+    base = general_base(tmp_path / "base", family)
+    plan = compiled("full", base=str(base), samples=["3+4="], sample_tokens=3, **SMALL)
+    model = run_node(plan, "train_full", tmp_path, examples=examples(tmp_path / "examples"))
+    curve = read_training(model.path)["curve"]
+    assert curve["before"] > best_eval(read_training(model.path)) + 0.5
+    (sampled,) = run_node(plan, "sample_model", tmp_path, model=model).load()
+    made, before = (AutoModelForCausalLM.from_pretrained(one) for one in (model.path, base))
+    assert made.state_dict().keys() == before.state_dict().keys()
+    # A tied matrix is written once.
+    assert read_base(model.path).shape.parameters == read_base(base).shape.parameters
+    tokens = torch.tensor([list(b"3+4=")])
+    with torch.no_grad():
+        ends = made.generate(tokens, max_new_tokens=3, do_sample=False, eos_token_id=256, pad_token_id=259)
+    assert sampled["completion"].encode() == bytes(one for one in ends[0, 4:].tolist() if one < 256)
+
+
+def test_dropout_of_a_base_is_drawn_again_alike(tmp_path):
+    base = general_base(tmp_path / "base", "gpt2")
+    config = base / "config.json"
+    config.write_text(jsontext.dumps({**jsontext.loads(config.read_text()), **DROPS}))
+    given, scratch = examples(tmp_path / "examples"), tmp_path / "scratch"
+    plan = compiled("full", base=str(base), checkpoint_every=1, eval_every=5, **SMALL)
+    whole = run_node(plan, "train_full", tmp_path / "whole", examples=given)
+    with pytest.raises(Cancelled):
+        run_node(plan, "train_full", tmp_path / "cut", examples=given, said=CutAtFive(), scratch=scratch)
+    again = run_node(plan, "train_full", tmp_path / "again", examples=given, scratch=scratch)
+    assert (again.path / "training.json").read_bytes() == (whole.path / "training.json").read_bytes()
+    assert (again.path / "model.safetensors").read_bytes() == (whole.path / "model.safetensors").read_bytes()
+
+
+def test_texts_get_rows_of_their_own_where_a_family_mixes_those_of_one_row(tmp_path):
+    base = general_base(tmp_path / "base", "bloom")
+    plan = compiled("full", base=str(base), packing=True, **{**SMALL, "steps": 2})
+    training = read_training(run_node(plan, "train_full", tmp_path, examples=examples(tmp_path / "examples")).path)
+    assert training["notes"] == ["bloom does not keep texts of one row apart: one text per row, packing=false."]
+    assert training["settings"]["packing"] is False
+
+
+def test_moments_in_eight_bits_need_a_library(tmp_path, monkeypatch):
+    monkeypatch.setattr("stoker.cookbooks.language.train_full.find_spec", lambda name: None)
+    plan = compiled("full", optimizer="adamw8bit", gpus=1, dtype="float32", **SMALL)
+    with pytest.raises(MissingExtra) as caught:
+        run_node(plan, "train_full", tmp_path, examples=examples(tmp_path / "examples"))
+    assert caught.value.hint.startswith(f"{sys.executable} -m pip install 'stoker[bitsandbytes]'")
+
+
+def test_a_family_that_is_not_estimated_block_by_block_asks_for_its_states(tmp_path):
+    for family in ("gpt2", "qwen2_moe", "phi"):
+        base = general_base(tmp_path / family, family)
+        for gpus in (0, 1):
+            plan = compiled("full", base=str(base), gpus=gpus, max_seq_len=64, samples=["x"])
+            assert plan.node("train_full").asks is not None
+            assert plan.node("sample_model").asks is not None

@@ -10,6 +10,7 @@ import pytest
 
 from stoker.authoring import InvalidArgs
 from stoker.cookbooks.language import COOKBOOK
+from stoker.cookbooks.language.bases import read_base
 from stoker.cookbooks.language.bundled import TinyShape, bundled_base, write_base
 from stoker.cookbooks.language.recipes import LoraRecipeArgs
 from stoker.cookbooks.language.train_lora import train_lora
@@ -245,6 +246,65 @@ def test_a_training_of_every_weight_that_has_no_room_is_refused_alike(tmp_path: 
         told = faults_of("full", **much)["gpus"]
         assert compiled("full").node("train_full").asks is not None
     assert "Small Card has 1.0 GiB" in told
+
+
+def test_blocks_are_computed_again_where_they_would_not_fit(tmp_path: Path):
+    base = write_base(tmp_path / "deep", TinyShape(layers=8))
+    much: dict[str, Any] = {"base": str(base), "batch": 16, "max_seq_len": 2048, "gpus": 1}
+
+    def args(memory_bytes: int, **given: Any) -> Any:
+        with surrounded_by(changed(MachineContext(), count_gpus=lambda: 1, rooms=lambda: {"A Card": memory_bytes})):
+            return compiled("full", **much, **given).node("train_full").args
+
+    plain, again = (
+        compiled("full", **much, gradient_checkpointing=one).node("train_full").asks for one in ("false", "true")
+    )
+    assert plain is not None
+    assert again is not None
+    between = int((plain.vram_gib + again.vram_gib) / 2 * (1 << 30))
+    assert again.vram_gib < 0.8 * plain.vram_gib
+    assert args(between)["gradient_checkpointing"] is True
+    assert args(140 << 30)["gradient_checkpointing"] is False
+    with surrounded_by(changed(MachineContext(), count_gpus=lambda: 1, rooms=lambda: {"A Card": between})):
+        assert "gradient_checkpointing=true takes " in faults_of("full", **much, gradient_checkpointing="false")["gpus"]
+
+
+def test_optimisers_and_ranks_ask_for_the_memory_of_their_states(tmp_path: Path):
+    large = write_base(tmp_path / "large", TinyShape(hidden=256, inner=2048, layers=8))
+    every_bytes = 4 * read_base(large).shape.parameters
+
+    def asks(**given: Any) -> Any:
+        return compiled("full", base=str(large), batch=2, max_seq_len=64, **given).node("train_full").asks
+
+    def more_bytes(gpus: int, **given: Any) -> float:
+        one, other = asks(gpus=gpus, **given), asks(gpus=gpus)
+        return float((one.vram_gib - other.vram_gib if gpus else one.memory_gib - other.memory_gib) * (1 << 30))
+
+    assert more_bytes(0, optimizer="adafactor") == pytest.approx(-2 * every_bytes, rel=0.02)
+    assert more_bytes(1, optimizer="adafactor", dtype="float32") < -1.5 * every_bytes
+    assert more_bytes(1, optimizer="adamw8bit", dtype="float32") < -1.2 * every_bytes
+    # Beside masters, the weights that are computed with.
+    assert more_bytes(0, dtype="bfloat16") == pytest.approx(every_bytes / 2, rel=0.2)
+    two = asks(gpus=1, ranks=2)
+    assert (two.ranks, two.gpu, two.cpu, two.shares) == (2, 2, 2, False)
+    assert asks(gpus=1).vram_gib - two.vram_gib > every_bytes / (1 << 30)
+    assert asks(gpus=0, ranks=2).memory_gib > asks(gpus=0).memory_gib
+
+
+@pytest.mark.parametrize(
+    ("given", "where", "message"),
+    [
+        ({"ranks": 3, "batch": 2}, "ranks", "3 ranks, but a batch has 2 rows | batch=3, or ranks=2"),
+        ({"optimizer": "adamw8bit", "gpus": 0}, "optimizer", "on a GPU only | optimizer=adafactor, or gpus=1"),
+        ({"optimizer": "adafactor", "ranks": 2}, "optimizer", "works with one rank only | optimizer=adamw, or ranks=1"),
+        ({"optimizer": "sgd"}, "optimizer", "adamw, adamw8bit, adafactor"),
+        ({"gradient_checkpointing": "some"}, "gradient_checkpointing", "auto, true, false"),
+    ],
+)
+def test_what_a_training_of_every_weight_can_not_have_is_refused(given, where, message):
+    faults = faults_of("full", **given)
+    assert list(faults) == [where]
+    assert message in faults[where]
 
 
 def test_a_training_of_every_weight_asks_for_the_context_that_such_a_device_has():

@@ -52,15 +52,19 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     ),
 }  # fmt: skip
 """Every family that is tested: norms, positions, gates and heads of every sort."""
+MIXING: dict[str, Callable[[], Any]] = {
+    "bloom": lambda: transformers.BloomConfig(vocab_size=264, hidden_size=32, n_layer=2, n_head=4),
+}
+"""Families that do not keep the sequences of a row apart."""
 
 
 def general_base(folder: Path, name: str) -> Path:
-    """Write a base of one of `CONFIGS` with random weights."""
+    """Write a base of one of these with random weights."""
     write_base(folder, TinyShape(hidden=32, inner=48))
     (folder / "config.json").unlink()
     (folder / "model.safetensors").unlink()
     torch.manual_seed(1)
-    model = transformers.AutoModelForCausalLM.from_config(CONFIGS[name]())
+    model = transformers.AutoModelForCausalLM.from_config({**CONFIGS, **MIXING}[name]())
     with torch.no_grad():
         for parameter in model.parameters():
             # Larger than families begin with, so that every part of a block matters.
