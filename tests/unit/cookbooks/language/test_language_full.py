@@ -120,11 +120,14 @@ def test_any_family_trains_and_its_result_is_one_of_transformers(tmp_path, famil
     base = general_base(tmp_path / "base", family)
     plan = compiled("full", base=str(base), samples=["3+4="], sample_tokens=3, **SMALL)
     model = run_node(plan, "train_full", tmp_path, examples=examples(tmp_path / "examples"))
-    curve = read_training(model.path)["curve"]
-    assert curve["before"] > best_eval(read_training(model.path)) + 0.5
+    training = read_training(model.path)
+    before, best = training["curve"]["before"], best_eval(training)
+    assert before is not None
+    assert best is not None
+    assert before > best + 0.5
     (sampled,) = run_node(plan, "sample_model", tmp_path, model=model).load()
-    made, before = (AutoModelForCausalLM.from_pretrained(one) for one in (model.path, base))
-    assert made.state_dict().keys() == before.state_dict().keys()
+    made, given = (AutoModelForCausalLM.from_pretrained(one) for one in (model.path, base))
+    assert made.state_dict().keys() == given.state_dict().keys()
     # A tied matrix is written once.
     assert read_base(model.path).shape.parameters == read_base(base).shape.parameters
     tokens = torch.tensor([list(b"3+4=")])
