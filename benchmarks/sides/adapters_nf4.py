@@ -17,21 +17,10 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 import gpu_parts  # noqa: E402 - found by the line above, from wherever this is started
-from adapters_cases import TINY  # noqa: E402 - the same
+from adapters_cases import SHAPES, TINY  # noqa: E402 - the same
 from adapters_company import Side  # noqa: E402 - the same
 from gpu_parts import Say  # noqa: E402 - the same
 
-LLAMA_8G: dict[str, Any] = {
-    "model_type": "llama",
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "intermediate_size": 14336,
-    "vocab_size": 128256,
-    "max_position_embeddings": 8192,
-    "tie_word_embeddings": False,
-}
 SIZES = (512, 2048)
 
 
@@ -50,7 +39,7 @@ def measure(kept: str, size: int, say: Say, *, tiny: bool) -> None:
     from stoker.cookbooks.language.compute import base_weights
 
     side = Side(Path(), tiny=tiny)
-    side.shape = TINY if tiny else LLAMA_8G
+    side.shape = TINY if tiny else SHAPES["llama-8g"]
     files = _RandomFiles(side.device, getattr(torch, side.dtype))
     shape = base_weights.shape_of(side.shape)
     base = base_weights.assemble(shape, files, side.device, getattr(torch, side.dtype), kept)

@@ -10,9 +10,10 @@
                                 twentieth held out and evaluated every 40 updates: what a user's run does
     engine-512, -2048, -8192    the engine alone at 8x512 and so on, for comparison
 
-Stoker must be installed, or be found by its entry points. Each part begins in an empty home. `tokens_per_s` is what was
-trained from a quarter of the updates to the last report before the end, over the time between: after compiling, not
-after all recording. `whole_s` is all of the command, `first_update_s` what passed before anything was trained.
+`--shape` takes a base of another shape (`adapters_cases.SHAPES`); what is told of it is below its name. Stoker must be
+installed, or be found by its entry points. Each part begins in an empty home. `tokens_per_s` is what was trained from a
+quarter of the updates to the last report before the end, over the time between: after compiling, not after all
+recording. `whole_s` is all of the command, `first_update_s` what passed before anything was trained.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from typing import Any
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
 import gpu_parts  # noqa: E402 - found by the line above, from wherever this is started
-from adapters_cases import MEMBERS, RANK, SEQUENCE, SIZES  # noqa: E402 - the same
+from adapters_cases import MEMBERS, RANK, SEQUENCE, SHAPES, SIZES  # noqa: E402 - the same
 from adapters_company import Side  # noqa: E402 - the same
 from gpu_parts import Say  # noqa: E402 - the same
 
@@ -64,8 +65,11 @@ class Case:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--base", type=Path, default=Path("/tmp/adapters-base"), help="made unless it is there")  # noqa: S108 - large, and wanted again
+    parser.add_argument("--base", type=Path, help="made unless it is there (default: in /tmp)")
+    parser.add_argument("--shape", choices=SHAPES, default="llama-1.1g", help="of the base")
     given = gpu_parts.parse(parser)
+    is_usual = given.shape == "llama-1.1g"
+    base = given.base or Path("/tmp/adapters-base" if is_usual else f"/tmp/adapters-base-{given.shape}")  # noqa: S108 - large, and wanted again
     cases = {
         **{f"{MEMBERS}x{size}": Case(size=size) for size in SIZES},
         **{f"packed-{size}": Case(size=size, words=RAGGED, is_packed=True) for size in SIZES[:2]},
@@ -83,22 +87,25 @@ def main() -> int:
             looks=OFTEN,
         ),
     }
-    side = Side(given.base, tiny=given.tiny)
+    side = Side(base, tiny=given.tiny)
+    if not given.tiny:
+        side.shape = SHAPES[given.shape]
     parts: dict[str, gpu_parts.Part] = {
-        "prepare": partial(prepare, given.base, tiny=given.tiny),
-        **{name: partial(run, given.base, case, tiny=given.tiny) for name, case in cases.items()},
+        "prepare": partial(prepare, side),
+        **{name: partial(run, base, case, tiny=given.tiny) for name, case in cases.items()},
         **{f"engine-{size}": partial(side.company, MEMBERS, size) for size in SIZES},
     }
     asked = given.only or [name for name in parts if name != "prepare"]
-    return gpu_parts.run_parts("run", parts, ["prepare", *asked], given)
+    return gpu_parts.run_parts("run" if is_usual else f"run {given.shape}", parts, ["prepare", *asked], given)
 
 
-def prepare(base: Path, say: Say, *, tiny: bool) -> None:
+def prepare(side: Side, say: Say) -> None:
     """Write the base, with a tokenizer beside it."""
     from stoker.cookbooks.language.bundled import bundled_base
 
+    base = side.folder
     if not (base / "config.json").exists():
-        Side(base, tiny=tiny).prepare(say)
+        side.prepare(say)
     for file in bundled_base("tiny").glob("*token*"):
         shutil.copy(file, base / file.name)
     say("files", sorted(file.name for file in base.iterdir()))
