@@ -366,7 +366,7 @@ class AdapterMember:
     def evaluation_key(self) -> tuple[object, ...]:
         """What its evaluation before training depends on, beside the base."""
         args = self.args
-        return (self.attempt.inputs["examples"].digest, args.method, args.beta, args.max_seq_len, args.packing)
+        return (self.attempt.inputs["examples"].digest, args.objective, args.beta, args.max_seq_len, args.packing)
 
     @property
     def standing(self) -> AdapterProgress:

@@ -164,11 +164,13 @@ def test_what_the_base_makes_of_answers_is_computed_once_for_all_with_the_same_d
         return compute(slots, rows)
 
     monkeypatch.setattr(Slots, "reference", counted)
-    one, other = chooser(0, **DPO), chooser(1, **DPO)
-    other.examples = one.examples
-    train(one, other)
-    # One batch of held-out ones, which one evaluates for both before training, and ten pairs in batches of three.
-    assert passes == [1] + [2] * 4
+    one, other, third = chooser(0, **DPO), chooser(1, **DPO), chooser(2, **{**DPO, "loss_type": "hinge"})
+    other.examples = third.examples = one.examples
+    train(one, other, third)
+    # One batch of held-out ones, which one evaluates for the others before training, and ten pairs in batches of three.
+    assert len(passes) == 5
+    before = [of.training["curve"]["before"] for of in (one, other, third)]
+    assert before == pytest.approx([0.693147, 0.693147, 1.0], rel=1e-5)
 
 
 def test_a_member_that_is_stopped_goes_on_with_the_same_bits(chooser: Chooser) -> None:
@@ -229,3 +231,14 @@ def test_pairs_in_one_row_and_pairs_in_divided_passes_lose_what_pairs_in_rows_lo
         for one, other in zip(usual, others, strict=True):
             for name in ("loss", "eval_loss", "margin", "eval_margin"):
                 assert points(other, name) == pytest.approx(points(one, name), rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("said", [DPO, ORPO], ids=["dpo", "orpo"])
+def test_pairs_are_learned_alike_by_blocks_of_our_own_and_by_transformers_module(
+    chooser: Chooser, said: dict[str, Any]
+) -> None:
+    fast, general = (chooser(0, world=path, path=path, **said) for path in ("fast", "general"))
+    train(fast)
+    train(general)
+    for name in ("loss", "eval_loss", "margin"):
+        assert points(general, name) == pytest.approx(points(fast, name), rel=1e-4, abs=1e-5)
