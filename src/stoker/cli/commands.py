@@ -39,6 +39,7 @@ COMMANDS = (
     Command("adapters run", "work", "train the adapters of a file in one process on this machine", "run:adapters_run"),
     Command("adapters board", "work", "list adapters by their best checkpoint, best first", "compare:board"),
     Command("compare", "work", "compare the trials of a job, best first; or several jobs", "compare"),
+    Command("chat", "work", "try adapters beside each other and beside their base", "chat"),
     Command("report", "work", "write a job or a sweep as one HTML, PDF or Markdown file", "report"),
     Command("fetch", "work", "download a model, a dataset or any file, and verify it", "fetch"),
     Command("download-model", "work", "download one model file and its tokenizer into models/", "fetch:download_model"),

@@ -222,6 +222,11 @@ class CliOutput:
         if not self.is_json and sys.stdout is not None:
             self._write(lambda: self._print(printable(text)))
 
+    def piece(self, text: str) -> None:
+        """Write a part of a line at once; nothing in JSON mode."""
+        if not self.is_json and sys.stdout is not None:
+            self._write(lambda: (sys.stdout.write(printable(text)), sys.stdout.flush()))
+
     def lines(self, texts: Iterable[str]) -> None:
         """Write lines of text; nothing in JSON mode."""
         for text in texts:

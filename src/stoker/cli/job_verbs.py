@@ -222,7 +222,7 @@ def perform_get(call: CommandContext, given: dict[str, Any]) -> int:
         # Before anything is fetched.
         _archive_path(call, found.ref, given)
         for result in results.found:
-            _write_bundle(call, result.name, _fetched(call, result), given)
+            _write_bundle(call, result.name, fetched(call, result), given)
     else:
         folder = os.path.join(call.parts.settings.folder, given["dir"] or found.result_folder)
         counts = [_get_result(call, result, folder, is_forced=given["force"]) for result in results.found]
@@ -236,10 +236,10 @@ def _get_result(call: CommandContext, result: StoredResult, folder: str, *, is_f
     """Copy one result into a folder, or its own folder below it; return the number of files."""
     target = os.path.join(folder, result.folder) if result.folder else folder
     _refuse_target(target, result.name, is_forced=is_forced)
-    return _lay_out(call, result.name, _fetched(call, result), target, result.body)
+    return _lay_out(call, result.name, fetched(call, result), target, result.body)
 
 
-def _fetched(call: CommandContext, result: StoredResult) -> list[ResultPart]:
+def fetched(call: CommandContext, result: StoredResult) -> list[ResultPart]:
     """Return a result from this machine's store, into which it is fetched first if it is elsewhere."""
     if result.size_bytes is None:
         return result.fetch(lambda _size_bytes: None)

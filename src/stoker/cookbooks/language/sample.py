@@ -5,37 +5,40 @@ Separate stages, so that another prompt repeats no training.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from stoker.authoring import StageContext, stage
-from stoker.cookbooks.language.arguments import SampleArgs, device_of
+from stoker.authoring import BadInput, StageContext, stage
+from stoker.cookbooks.language.arguments import BaseDtype, BasePath, SampleArgs, SettledDtype, device_of
 from stoker.cookbooks.language.kinds import Adapter, LanguageModel, Samples
+from stoker.cookbooks.language.reading import ChatMessage
 from stoker.cookbooks.language.schemas import CompletionSample, read_training
+from stoker.core.text import first_line
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
+    from stoker.cookbooks.language.compute.banks import AdapterState
+    from stoker.cookbooks.language.compute.slots import Slots
 
+
+_UNFINISHED = "\ufffd"
+"""The character for bytes that are no character, perhaps only because more of them follow."""
 _USES = ("safetensors", "tokenizers", "torch", "transformers")
 
 
 @stage("language/sample", version=1, uses=_USES, deterministic=False)
 def sample(job: StageContext, adapter: Adapter, args: SampleArgs) -> Samples:
     """Complete prompts with a base and an adapter."""
-    from stoker.cookbooks.language.compute.general_base import open_base
-    from stoker.cookbooks.language.compute.slots import Slots
     from stoker.cookbooks.language.peft import read_adapter
 
-    device, base = _device(job), Path(args.base)
-    held, path = open_base(base, device=device, dtype=args.dtype, base_dtype=args.base_dtype, path=args.path)
+    base = Path(args.base)
+    slots, path = open_slots(base, [read_adapter(adapter.path)], args, device=_device(job))
     job.log(path)
-    read = read_adapter(adapter.path)
-    slots = Slots(held, count=1, rank=read.spec.rank, targets=read.spec.targets, compiles=False, records=False)
-    slots.load(0, read)
-    return _sampled(job, base, adapter.path, args, lambda tokens: slots.logits(0, tokens), held.shape.positions)
+    return _sampled(job, base, adapter.path, args, slot_logits(slots, 0), slots.base.shape.positions)
 
 
 @stage("language/sample_model", version=1, uses=_USES, deterministic=False)
@@ -44,17 +47,19 @@ def sample_model(job: StageContext, model: LanguageModel, args: SampleArgs) -> S
     import torch
 
     from stoker.cookbooks.language.bases import read_base
+    from stoker.cookbooks.language.compute.decoding import CachedLogits, ModuleCache
     from stoker.cookbooks.language.compute.transformers_base import load_transformers
 
     device = _device(job)
     held = load_transformers(model.path, dtype=args.dtype, device=device)
 
-    def logits(tokens: Tensor) -> Tensor:
+    def logits(tokens: Tensor, cache: ModuleCache) -> Tensor:
         with torch.no_grad():
-            made: Tensor = held(tokens.to(device), use_cache=False).logits
+            made: Tensor = cache.call(held, tokens.to(device)).logits
         return made[:, -1].float().cpu()
 
-    return _sampled(job, model.path, model.path, args, logits, read_base(model.path).positions)
+    continued = CachedLogits(logits, ModuleCache())
+    return _sampled(job, model.path, model.path, args, continued, read_base(model.path).positions)
 
 
 def _device(job: StageContext) -> str:
@@ -82,6 +87,49 @@ def _sampled(
     for one in made:
         job.log(f"{one['prompt']!r} → {one['completion']!r}")
     return job.save(Samples, made)
+
+
+class AnswerSettings(Protocol):
+    """How a base is loaded."""
+
+    @property
+    def dtype(self) -> SettledDtype: ...
+    @property
+    def base_dtype(self) -> BaseDtype: ...
+    @property
+    def path(self) -> BasePath: ...
+
+
+def open_slots(
+    base: Path, adapters: Sequence[AdapterState | None], settings: AnswerSettings, *, device: str
+) -> tuple[Slots, str]:
+    """Load a base once, and each adapter into a slot, for None the base alone; return one line about the path, too."""
+    from stoker.cookbooks.language.compute.general_base import open_base
+    from stoker.cookbooks.language.compute.slots import Slots
+
+    held, path = open_base(
+        base, device=device, dtype=settings.dtype, base_dtype=settings.base_dtype, path=settings.path
+    )
+    specs = [one.spec for one in adapters if one is not None]
+    slots = Slots(
+        held,
+        count=len(adapters),
+        rank=max((spec.rank for spec in specs), default=1),
+        targets=tuple(dict.fromkeys(target for spec in specs for target in spec.targets)),
+        compiles=False,
+        records=False,
+    )
+    for slot, one in enumerate(adapters):
+        if one is not None:
+            slots.load(slot, one)
+    return slots, path
+
+
+def slot_logits(slots: Slots, slot: int) -> Callable[[Tensor], Tensor]:
+    """Return the logits of one slot after the last token of a sequence; known tokens are not computed again."""
+    from stoker.cookbooks.language.compute.decoding import CachedLogits
+
+    return CachedLogits(lambda tokens, cache: slots.logits(slot, tokens, cache), slots.base.cache())
 
 
 # Completions of prompts, token by token: the likeliest one, or one drawn with a seed.
@@ -112,23 +160,65 @@ class Sampler:
 
     def complete(self, prompt: str, *, is_chat: bool, check: Callable[[], None] = lambda: None) -> CompletionSample:
         """Complete one prompt; as the first turn of a conversation if the model was trained on conversations."""
+        turns = (ChatMessage(role="user", content=prompt),)
+        shown = self.chat_tokens(turns) if is_chat else self.prompt_tokens(prompt)
+        return CompletionSample(prompt=prompt, completion=self._text(list(self._drawn(shown, check))))
+
+    def pieces(self, shown: Sequence[int]) -> Iterator[str]:
+        """Return the text that follows tokens, piece by piece; a character that is not whole yet waits."""
+        made: list[int] = []
+        written = ""
+        for token in self._drawn(shown, lambda: None):
+            made.append(token)
+            text = self._text(made)
+            if not text.endswith(_UNFINISHED):
+                yield text[len(written) :]
+                written = text
+        if len(rest := self._text(made)) > len(written):
+            yield rest[len(written) :]
+
+    def prompt_tokens(self, prompt: str) -> list[int]:
+        """Return the tokens of a text that is to be continued."""
+        shown: list[int] = self._tokenizer(prompt, add_special_tokens=True)["input_ids"]
+        # Some tokenizers append an end token, after which nothing would follow.
+        while shown and shown[-1] in self._ends:
+            shown.pop()
+        return shown
+
+    def chat_tokens(self, turns: Sequence[ChatMessage]) -> list[int]:
+        """Return the tokens of a conversation that is to be answered. Raises `BadInput` if the template fails."""
+        from stoker.cookbooks.language.tokens import CHATML
+
+        own = self._tokenizer.chat_template
+        try:
+            text = self._tokenizer.apply_chat_template(
+                [{"role": one.role, "content": one.content} for one in turns],
+                tokenize=False,
+                add_generation_prompt=True,
+                chat_template=None if own else CHATML,
+            )
+        except Exception as error:  # a template is a program, and raises what it likes
+            message = f"the chat template of the base failed: {first_line(error)}"
+            raise BadInput(message, hint="complete prompts without it") from error
+        shown: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return shown
+
+    def _drawn(self, shown: Sequence[int], check: Callable[[], None]) -> Iterator[int]:
+        """Return the tokens that follow, up to the end token."""
         import torch
 
-        text, adds_specials = (self._asked(prompt), False) if is_chat else (prompt, True)
-        shown: list[int] = self._tokenizer(text, add_special_tokens=adds_specials)["input_ids"]
-        # Some tokenizers append an end token, after which nothing would follow.
-        ends = self._ends()
-        while shown and shown[-1] in ends and not is_chat:
-            shown.pop()
         draws = torch.Generator().manual_seed(self._seed)
         made: list[int] = []
-        while shown + made and len(made) < self._tokens and len(shown) + len(made) < self._longest:
+        while [*shown, *made] and len(made) < self._tokens and len(shown) + len(made) < self._longest:
             check()
-            token = self._next(self._logits(torch.tensor([shown + made]))[0], draws)
-            if token in ends:
-                break
+            token = self._next(self._logits(torch.tensor([[*shown, *made]]))[0], draws)
+            if token in self._ends:
+                return
             made.append(token)
-        return CompletionSample(prompt=prompt, completion=str(self._tokenizer.decode(made, skip_special_tokens=True)))
+            yield token
+
+    def _text(self, made: list[int]) -> str:
+        return str(self._tokenizer.decode(made, skip_special_tokens=True))
 
     def _next(self, logits: Tensor, draws: torch.Generator) -> int:
         import torch
@@ -140,19 +230,7 @@ class Sampler:
         chances = torch.softmax(below / self._temperature, dim=-1)
         return int(torch.multinomial(chances, 1, generator=draws))
 
-    def _asked(self, prompt: str) -> str:
-        from stoker.cookbooks.language.tokens import CHATML
-
-        template = self._tokenizer.chat_template or CHATML
-        return str(
-            self._tokenizer.apply_chat_template(
-                [{"role": "user", "content": prompt}],
-                tokenize=False,
-                add_generation_prompt=True,
-                chat_template=None if self._tokenizer.chat_template else template,
-            )
-        )
-
+    @cached_property
     def _ends(self) -> frozenset[int]:
         named = [self._tokenizer.eos_token_id]
         for text in ("<|im_end|>", "<|eot_id|>"):

@@ -17,6 +17,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from stoker.cookbooks.language.arguments import BaseDtype
+from stoker.cookbooks.language.compute.decoding import KeyValueCache, SequenceCache
 from stoker.cookbooks.language.compute.frozen_base import EMBEDDING, HEAD, DecoderShape, shape_of
 from stoker.cookbooks.language.compute.math import can_compile, takes_ragged
 from stoker.cookbooks.language.compute.matrices import AdaptableShape
@@ -52,6 +53,9 @@ class FrozenBase(Protocol):
     @property
     def records(self) -> bool:
         """True if its steps can be recorded as CUDA graphs."""
+
+    def cache(self) -> SequenceCache:
+        """Return a cache of one sequence, which is empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,6 +157,9 @@ class BaseWeights:
     @property
     def records(self) -> bool:
         return True
+
+    def cache(self) -> KeyValueCache:
+        return KeyValueCache()
 
     @property
     def size_bytes(self) -> int:

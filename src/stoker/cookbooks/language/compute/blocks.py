@@ -16,6 +16,7 @@ from torch.nn.functional import linear
 
 from stoker.cookbooks.language.compute.banks import Bank, narrowed, narrowed_back, onto, widened
 from stoker.cookbooks.language.compute.base_weights import LayerWeights
+from stoker.cookbooks.language.compute.decoding import KeyValueCache
 from stoker.cookbooks.language.compute.frozen_base import MEMBERS, DecoderShape
 from stoker.cookbooks.language.compute.math import AttentionMask, PointwiseKernels, attend, attend_backward
 from stoker.devices.estimate.shared_base import CHUNK_BYTES
@@ -85,6 +86,8 @@ class PassContext:
     keeps: bool
     """True if a backward pass follows."""
     dropping: PassDropout | None = None
+    cache: KeyValueCache | None = None
+    """Of the one sequence that continues; None: rows are whole."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,7 +130,11 @@ def forward_block(
     raw = qkv.view(rows, length, -1, model.head_dim)
     heads, kv_heads = model.heads, model.kv_heads
     turned = kernels.rotate_heads(_normed_heads(raw, layer, heads, kv_heads, now), heads + kv_heads, now.cos, now.sin)
-    seen, tape = attend(turned, heads, kv_heads, now.looking, now.shape.windows[number], keeps=now.keeps)
+    window = now.shape.windows[number]
+    if now.cache is not None:
+        seen, tape = now.cache.attend(number, turned, heads, window), None
+    else:
+        seen, tape = attend(turned, heads, kv_heads, now.looking, window, keeps=now.keeps)
     seen = seen.view(*x.shape[:2], -1)
     mixed = widened(seen, layer.o, layer.o_bias, *seen_by("o", seen))
     middle, normed = kernels.norm_sum(x, mixed, layer.norm2, eps)

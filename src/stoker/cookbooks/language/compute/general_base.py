@@ -23,6 +23,7 @@ from stoker.cookbooks.language.compute.banks import Bank, narrowed, onto, widene
 from stoker.cookbooks.language.compute.base_path import choose_path
 from stoker.cookbooks.language.compute.base_weights import FrozenBase, load_base
 from stoker.cookbooks.language.compute.blocks import IGNORED, PassDropout, chunk_tokens
+from stoker.cookbooks.language.compute.decoding import ModuleCache
 from stoker.cookbooks.language.compute.general_shape import GeneralShape, general_shape
 from stoker.cookbooks.language.compute.math import AttentionMask
 from stoker.cookbooks.language.compute.matrices import AdaptedMatrix
@@ -136,6 +137,10 @@ class GeneralBase:
         unlike = {one.data_ptr(): one for one in self.module.state_dict(keep_vars=True).values()}
         return sum(one.numel() * one.element_size() for one in unlike.values())
 
+    def cache(self) -> ModuleCache:
+        """Return a cache of one sequence, which is empty."""
+        return ModuleCache()
+
     @contextmanager
     def adapted(self, now: PassAdapters) -> Iterator[None]:
         """Compute with adapters during a block."""
@@ -157,8 +162,11 @@ class GeneralBase:
         # All logits are never in memory at once: each chunk's are computed again for its gradient.
         return torch.cat([checkpoint(self._chunk, part, some, use_reentrant=False) for part, some in parts])
 
-    def logits(self, tokens: Tensor, looking: AttentionMask) -> Tensor:
-        """Return the logits after the last token of each row."""
+    def logits(self, tokens: Tensor, looking: AttentionMask, cache: ModuleCache | None) -> Tensor:
+        """Return the logits after the last token of each row, or of the one that continues a cache."""
+        if cache is not None:
+            continued: Tensor = cache.call(self.module, tokens).logits
+            return continued[:, -1]
         if self._head is None:
             logits: Tensor = self._called_with(self.module, tokens, looking).logits
             return logits[:, -1]

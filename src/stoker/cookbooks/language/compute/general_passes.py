@@ -9,6 +9,7 @@ from torch import Tensor
 
 from stoker.cookbooks.language.compute.banks import BankLayout
 from stoker.cookbooks.language.compute.blocks import Banks
+from stoker.cookbooks.language.compute.decoding import ModuleCache, SequenceCache
 from stoker.cookbooks.language.compute.general_base import GeneralBase, PassAdapters
 from stoker.cookbooks.language.compute.math import PointwiseKernels
 from stoker.cookbooks.language.compute.objectives import weigh
@@ -27,10 +28,12 @@ class GeneralPassRunner(AdapterPasses):
     def prepare(self, length: int) -> None:
         """Make nothing: the module has its own tables."""
 
-    def logits(self, given: PassInput) -> Tensor:
+    def logits(self, given: PassInput, cache: SequenceCache | None) -> Tensor:
         """Return the logits after the last token of each row, of one member."""
         with self._base.adapted(PassAdapters(members=1, banks=self._banks(given.index)[0])):
-            return self._base.logits(given.tokens.flatten(0, 1), given.looking)
+            return self._base.logits(
+                given.tokens.flatten(0, 1), given.looking, cache if isinstance(cache, ModuleCache) else None
+            )
 
     def _gradients(self, given: PassInput) -> tuple[Tensor, Tensor, Tensor]:
         base, n = self._base, len(given.tokens)

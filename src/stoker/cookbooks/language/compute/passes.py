@@ -27,6 +27,7 @@ from stoker.cookbooks.language.compute.blocks import (
     losses_and_gradient,
     token_losses,
 )
+from stoker.cookbooks.language.compute.decoding import KeyValueCache, SequenceCache
 from stoker.cookbooks.language.compute.math import AttentionMask, PointwiseKernels, tables
 from stoker.cookbooks.language.compute.objectives import AnswerInput, answer_logps, weigh
 
@@ -136,8 +137,11 @@ class AdapterPasses(ABC):
         """Return each token's loss, `[n, rows, T]`; no gradients, no dropout."""
 
     @abstractmethod
-    def logits(self, given: PassInput) -> Tensor:
-        """Return the logits after the last token of each row, of one member."""
+    def logits(self, given: PassInput, cache: SequenceCache | None) -> Tensor:
+        """Return the logits after the last token of each row, of one member.
+
+        With a cache there is one row, and its tokens continue those of the cache.
+        """
 
     @abstractmethod
     def prepare(self, length: int) -> None:
@@ -269,28 +273,34 @@ class PassRunner(AdapterPasses):
         hidden = normed.view(-1, self._base.shape.hidden)
         return token_losses(hidden, self._base.head, labels, self._kernels).view_as(given.labels)
 
-    def logits(self, given: PassInput) -> Tensor:
+    def logits(self, given: PassInput, cache: SequenceCache | None) -> Tensor:
         """Return the logits after the last token of each row, of one member."""
         rows, length = given.tokens.shape[1:]
-        _, normed, _, _ = self._forward(given, self._banks(given.index), keeps=False)
+        kept = cache if isinstance(cache, KeyValueCache) else None
+        _, normed, _, _ = self._forward(given, self._banks(given.index), keeps=False, cache=kept)
+        if kept is not None:
+            kept.length += length
         return torch.nn.functional.linear(normed.view(rows, length, -1)[:, -1], self._base.head)
 
     def _forward(
-        self, given: PassInput, banks: Sequence[Banks], *, keeps: bool
+        self, given: PassInput, banks: Sequence[Banks], *, keeps: bool, cache: KeyValueCache | None = None
     ) -> tuple[Tensor, Tensor, list[SavedActivations], PassContext]:
         """Return the last hidden rows, the same normed, and what the backward pass needs."""
         base = self._base
         n, rows, length = given.tokens.shape
-        self.prepare(length)
+        past = 0 if cache is None else cache.length
+        self.prepare(past + length)
         cos, sin = self._tables[-1]
+        positions = given.looking.positions + past if past else given.looking.positions
         now = PassContext(
             shape=base.shape,
             looking=given.looking,
-            cos=cos[given.looking.positions][:, :, None],
-            sin=sin[given.looking.positions][:, :, None],
+            cos=cos[positions][:, :, None],
+            sin=sin[positions][:, :, None],
             kernels=self._kernels,
             keeps=keeps,
             dropping=self._dropping(given) if keeps else None,
+            cache=cache,
         )
         x = embedding(given.tokens.reshape(n, rows * length), base.embedding)
         more = None

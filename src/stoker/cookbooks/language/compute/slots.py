@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from stoker.cookbooks.language.compute.banks import AdapterSpec, AdapterState, BankLayout, Optim, Pairs
 from stoker.cookbooks.language.compute.base_weights import BaseWeights, FrozenBase
+from stoker.cookbooks.language.compute.decoding import SequenceCache
 from stoker.cookbooks.language.compute.math import (
     AttentionMask,
     PointwiseKernels,
@@ -365,11 +366,15 @@ class Slots:
         """Return the input of a pass that changes nothing."""
         return self._given(rows, [False] * len(rows.slots), [0.0] * len(rows.slots))
 
-    def logits(self, slot: int, tokens: Any) -> Tensor:
-        """Return the logits of one adapter after the last token of each row of `[rows, T]`; in 32 bits, on the CPU."""
+    def logits(self, slot: int, tokens: Any, cache: SequenceCache | None = None) -> Tensor:
+        """Return the logits of one adapter after the last token of each row of `[rows, T]`; in 32 bits, on the CPU.
+
+        With a cache of the base there is one row, and its tokens continue those of the cache.
+        """
         shown = torch.as_tensor(tokens)[None]
         rows = AdapterSlotRows(slots=(slot,), tokens=shown, labels=torch.full_like(shown, -100), denominators=(0.0,))
-        return self._computed(self._passing.logits, self._given(rows, (False,), (0.0,))).float().cpu()
+        compute = partial(self._passing.logits, cache=cache)
+        return self._computed(compute, self._given(rows, (False,), (0.0,))).float().cpu()
 
     def _computed(self, compute: Callable[[PassInput], Tensor], given: PassInput) -> Tensor:
         with _computing(self.base):

@@ -1,0 +1,342 @@
+"""`stoker chat`: try a trained adapter beside its base, or several adapters over one base beside each other."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stoker.api.local_job import LocalJob
+from stoker.cli.context import CommandContext
+from stoker.cli.dispatch import AskedToEnd
+from stoker.cli.grammar import AT, Grammar, Option, Positional, whole
+from stoker.cli.job_verbs import fetched
+from stoker.cli.screens import busy
+from stoker.core.device import GIB, Needs
+from stoker.core.errors import BadInput, MissingExtra, NotFound, StokerError, Usage
+from stoker.core.frozen import frozen
+from stoker.core.text import outside
+from stoker.devices.ledger.reservations import CandidateDevice, DeviceRequest
+from stoker.engine.device_gate import device_variables
+from stoker.host.install import pip_install
+from stoker.jobs.trials import is_sweep, read_trials, trial_numbered
+from stoker.store.results import lay_out
+
+if TYPE_CHECKING:
+    from stoker.api.fleet_job import FleetJob
+    from stoker.cookbooks.language.arguments import BaseDtype, BasePath
+    from stoker.cookbooks.language.bases import TrainableBase
+    from stoker.cookbooks.language.chat import ChatSession, ChatSetup
+    from stoker.core.job import JobSpec
+
+_ADAPTER, _MODEL = "adapter_config.json", "config.json"
+_PROMPT, _RESET = "> ", "/reset"
+_WAIT_S = 60.0
+"""Maximum wait for memory of a GPU."""
+_TOKENS = 256
+_HOTTEST = 100
+_RECIPES = ("language/lora", "language/full", "language/merge")
+_LIBRARIES = ("torch", "transformers", "safetensors")
+_HELP = f"{_RESET} forgets the conversation; Ctrl-C stops an answer; Ctrl-D leaves"
+
+
+def _temperature(text: str) -> float:
+    """Parse a temperature. Raises `ValueError`."""
+    value = float(text)
+    if not 0 <= value <= _HOTTEST:
+        message = f"not from 0 to {_HOTTEST}"
+        raise ValueError(message)
+    return value
+
+
+GRAMMAR = Grammar(
+    "chat",
+    about=(
+        "Type prompts and read the answers of a trained adapter, of several beside each other, or of a model. The base "
+        "is loaded once. Prompts are turns of a conversation if the adapter learned conversations, or if nothing says "
+        "what it learned and the base has a chat template; otherwise each is completed by itself. The result of a "
+        f"fleet job is fetched first. At the prompt: {_HELP}. Where standard input is no terminal, each of its lines "
+        "is a prompt."
+    ),
+    positionals=(
+        Positional(
+            "NAME",
+            key="names",
+            help="a job of language/lora, language/full or language/merge (a name, `last`, an id), a trial of it "
+            "(`last/3`), a folder: an adapter in PEFT's layout, or a model; or a base: org/name of the hub, tiny",
+            is_many=True,
+            completes="job folder",
+        ),
+    ),
+    options=(
+        Option("--base", help="also answer with the base alone"),
+        Option("--over", value="BASE", help="the base of the adapters, if it is not found by its name"),
+        Option("--prompt", value="TEXT", help="answer this prompt and exit"),
+        Option("--plain", help="complete prompts as they are, without a chat template"),
+        Option("--tokens", value="N", read=whole(1), help=f"maximum tokens of an answer (default: {_TOKENS})"),
+        Option(
+            "--temperature",
+            value="T",
+            read=_temperature,
+            help="sampling temperature (default: 0, always the likeliest token)",
+        ),
+        Option("--seed", value="N", read=whole(0), help="random seed (default: 0)"),
+        Option("--cpu", help="compute on the CPU (default: on a GPU if there is one)"),
+        AT,
+    ),
+    examples=(
+        "stoker chat last",
+        "stoker chat tries/1 tries/2 --base",
+        "stoker chat last --prompt '2+3=' --json",
+        "stoker chat ./adapter --over models/llama --temperature 0.8",
+    ),
+)
+
+
+def perform(call: CommandContext, given: dict[str, Any]) -> int:
+    """Answer one prompt, or those that are typed."""
+    _refuse_missing()
+    from stoker.cookbooks.language.chat import ChatSession, chat_needs
+    from stoker.engine.recipe import surrounded_by
+
+    with ExitStack() as stack:
+        stack.enter_context(surrounded_by(call.builder().surroundings))
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stoker-chat-")))
+        found = [_found(call, name, given["at"], scratch / str(number)) for number, name in enumerate(given["names"])]
+        setup = _setup(call, found, given)
+        needs = chat_needs(setup)
+        if setup.on_gpu:
+            stack.enter_context(_reserved(call, needs))
+        with busy(call, f"loading {setup.base.name}"):
+            session = ChatSession(setup)
+        if given["prompt"] is not None:
+            _answer(call, session, given["prompt"])
+        else:
+            _converse(call, session)
+    return 0
+
+
+def _refuse_missing() -> None:
+    missing = [name for name in _LIBRARIES if find_spec(name) is None]
+    if missing:
+        raise MissingExtra(f"{missing[0]} is not installed", hint=pip_install("stoker[language]"), extra="language")
+
+
+# What was named: folders, and results of jobs, fetched and laid out.
+
+
+@frozen
+class ChatSource:
+    """An adapter or a model that was named, and what its job knows of its base."""
+
+    name: str
+    folder: Path
+    base: str = ""
+    base_dtype: BaseDtype = "auto"
+    path: BasePath = "auto"
+
+    @property
+    def is_adapter(self) -> bool:
+        return (self.folder / _ADAPTER).is_file()
+
+
+def _found(call: CommandContext, name: str, at: str | None, scratch: Path) -> ChatSource:
+    """Return what a name means: a folder, the result of a job, laid out in `scratch`, or a base by its name."""
+    from stoker.cookbooks.language.checks import find_base
+
+    path = Path(call.path(name))
+    if _is_model(path):
+        return ChatSource(name=name, folder=path)
+    try:
+        job = call.lookup.job(name, at)
+    except NotFound:
+        with suppress(StokerError):
+            return ChatSource(name=name, folder=find_base(name).folder)
+        raise
+    spec = _spec_of(job)
+    if spec.recipe not in _RECIPES:
+        hint = f"use a result of {', '.join(_RECIPES)}, or a folder"
+        raise BadInput(f"{name} is a job of {spec.recipe}, not of a language model", hint=hint)
+    parts = [part for one in job.results().found for part in fetched(call, one)]
+    lay_out(call.parts.store, parts, str(scratch))
+    folder = next((one for one in (scratch, *sorted(scratch.iterdir())) if _is_model(one)), None)
+    if folder is None:
+        raise NotFound(f"{name} has no model among its results", hint=f"stoker jobs show {job.ref}")
+    base = str(spec.args.get("base", ""))
+    there = os.path.join(spec.folder, os.path.expanduser(base))
+    return ChatSource(
+        name=name,
+        folder=folder,
+        base=there if base and os.path.isdir(there) else base,
+        base_dtype=spec.args.get("base_dtype", "auto"),
+        path=spec.args.get("path", "auto"),
+    )
+
+
+def _spec_of(job: LocalJob | FleetJob) -> JobSpec:
+    """Return what runs, or the spec of the trial that is meant. Raises `Usage` if a sweep is."""
+    if not isinstance(job, LocalJob):
+        points = job.points() if job.is_sweep else ()
+        if len(points) > 1:
+            raise Usage(f"{job.ref} is a sweep of {len(points):,} trials", hint=f"stoker chat {points[0].name}")
+        return job.spec
+    trials = read_trials(job.folder)
+    if job.stage:
+        return trial_numbered(trials, job.stage, job.spec.name).spec
+    if is_sweep(trials):
+        hint = f"one or several of them: stoker chat {job.ref}/1; the best: stoker compare {job.ref}"
+        raise Usage(f"{job.ref} is a sweep of {len(trials):,} trials", hint=hint)
+    return job.spec
+
+
+def _is_model(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (_ADAPTER, _MODEL))
+
+
+# The base: named, or that of the adapters, which must be the same for all.
+
+
+def _setup(call: CommandContext, found: Sequence[ChatSource], given: dict[str, Any]) -> ChatSetup:
+    from stoker.cookbooks.language.arguments import settled_dtype
+    from stoker.cookbooks.language.chat import BASE_NAME, ChatModel, ChatSetup
+    from stoker.cookbooks.language.checks import find_base
+
+    whole = [one.name for one in found if not one.is_adapter]
+    if whole and (len(found) > 1 or given["base"] or given["over"]):
+        raise Usage(f"{whole[0]} is a whole model, no adapter over a base", hint=f"stoker chat {whole[0]}")
+    names = [one.name for one in found]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise Usage(f"{twice[0]} is named twice", hint=f"stoker chat {' '.join(dict.fromkeys(names))}")
+    models = [ChatModel(name=one.name, adapter=one.folder if one.is_adapter else None) for one in found]
+    if given["base"]:
+        models.append(ChatModel(name=BASE_NAME, adapter=None))
+    base = find_base(str(found[0].folder)) if whole else _base(call, found, given["over"])
+    on_gpu = bool(call.parts.devices) and not given["cpu"]
+    return ChatSetup(
+        base=base,
+        models=tuple(models),
+        on_gpu=on_gpu,
+        dtype=settled_dtype("auto", on_gpu=on_gpu),
+        base_dtype=found[0].base_dtype,
+        path=found[0].path,
+        tokens=given["tokens"] or _TOKENS,
+        temperature=given["temperature"] or 0.0,
+        seed=given["seed"] or 0,
+        is_plain=True if given["plain"] else None,
+    )
+
+
+def _base(call: CommandContext, found: Sequence[ChatSource], over: str | None) -> TrainableBase:
+    """Return the base of all adapters. Raises `BadInput` if they have several, or one that is not here."""
+    from stoker.cookbooks.language.checks import find_base, is_another_base
+
+    if over is not None:
+        base = find_base(over)
+        for one in found:
+            if is_another_base(named := _named_base(one), base):
+                call.out.note(f"note: {one.name} was trained over {outside(str(named))}, this is {base.name}")
+        return base
+    bases = [_base_of(one) for one in found]
+    for one, base in zip(found, bases, strict=True):
+        if base.word != bases[0].word:
+            message = f"{found[0].name} is over {bases[0].name}, {one.name} over {base.name}"
+            raise BadInput(message, hint="chat with one at a time, or name the base of both: --over BASE")
+    return bases[0]
+
+
+def _base_of(source: ChatSource) -> TrainableBase:
+    from stoker.cookbooks.language.checks import find_base
+
+    faults: list[StokerError] = []
+    for text in (source.base, _named_base(source)):
+        try:
+            if isinstance(text, str) and text:
+                return find_base(text, use="used")
+        except StokerError as error:
+            faults.append(error)
+    why = faults[0].message if faults else "its files name none"
+    raise BadInput(f"no base of {source.name} here: {why}", hint=f"stoker chat {source.name} --over BASE")
+
+
+def _named_base(source: ChatSource) -> object:
+    from stoker.cookbooks.language.peft import read_config
+
+    return read_config(source.folder).get("base_model_name_or_path")
+
+
+@contextmanager
+def _reserved(call: CommandContext, needs: Needs) -> Iterator[None]:
+    """Reserve memory of a GPU within the block, and show torch this GPU only."""
+    devices = call.parts.devices
+    candidates = [one for one in map(CandidateDevice.of, devices) if one is not None]
+    request = DeviceRequest(
+        job="chat", devices=tuple(candidates), vram_bytes=int((needs.vram_gib or 0) * GIB), may_share=True
+    )
+    with call.parts.ledger.guard(request, _WAIT_S) as held:
+        chosen = [one for one in devices if one.uuid in held.uuids]
+        os.environ |= device_variables(chosen, call.parts.settings.environment)
+        yield
+
+
+# Answers, as they come.
+
+
+def _converse(call: CommandContext, session: ChatSession) -> None:
+    """Answer each prompt until the end of input. Ctrl-C stops an answer."""
+    is_typed = sys.stdin.isatty() and not call.flags.json
+    if is_typed:
+        with suppress(ImportError):
+            # It lets people edit what they type.
+            import readline  # noqa: F401
+        call.out.note(f"{', '.join(session.names)}: {_HELP}")
+    while (prompt := _read(call, is_typed=is_typed)) is not None:
+        if prompt.strip() == _RESET:
+            session.reset()
+        elif prompt.strip():
+            try:
+                _answer(call, session, prompt)
+            except AskedToEnd:
+                raise
+            except KeyboardInterrupt:
+                if not is_typed:
+                    raise
+                call.out.line()
+            except BadInput as error:
+                call.out.complain(f"{error}")
+
+
+def _read(call: CommandContext, *, is_typed: bool) -> str | None:
+    """Return a line of input; None at its end. Ctrl-C begins a new line."""
+    if not is_typed:
+        line = sys.stdin.readline()
+        return line.removesuffix("\n") if line else None
+    while True:
+        try:
+            return input(_PROMPT)
+        except EOFError:
+            call.out.line()
+            return None
+        except AskedToEnd:
+            raise
+        except KeyboardInterrupt:
+            call.out.line()
+
+
+def _answer(call: CommandContext, session: ChatSession, prompt: str) -> None:
+    """Print the answers of all models, one after another."""
+    out, clock = call.out, call.parts.clock
+    for name in session.names:
+        began_s, pieces = clock.monotonic_s(), []
+        if len(session.names) > 1:
+            out.line(out.paint(f"[{name}]", "bold"))
+        for piece in session.answer(name, prompt):
+            pieces.append(piece)
+            out.piece(piece)
+        out.line()
+        seconds = round(clock.monotonic_s() - began_s, 3)
+        out.object({"model": name, "prompt": prompt, "completion": "".join(pieces), "seconds": seconds})
