@@ -14,3 +14,13 @@ stoker adapters board adapters.toml | tee said
 grep sums said
 stoker run language/merge base=tiny adapter=stoker-out/lora/best
 test -s stoker-out/merge/model.safetensors
+cp "$here/spec.yaml" "$here/faq.csv" .
+stoker run language/lora --config spec.yaml --name spec | tee said
+grep "2 ok" said
+grep -q '"name": "faq.csv"' stoker-out/spec/best/training.json
+code=0
+stoker run language/lora --config spec.yaml data.1.weigth=3 rnk=8 2> said || code=$?
+test "$code" = 21
+grep "did you mean 'rank'" said
+stoker recipes show language/lora --schema > lora.schema.json
+grep -q '"weight"' lora.schema.json

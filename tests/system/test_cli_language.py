@@ -58,6 +58,45 @@ def test_everything_that_is_wrong_is_told_at_once_and_nothing_runs(shell: Shell)
     assert not (shell.folder / "stoker-out").exists()
 
 
+def test_a_file_has_every_argument_and_its_faults_have_lines_and_keys(shell: Shell) -> None:
+    spec = """data:
+- path: gone.jsonl
+  weight: 2
+- sums
+rank: {rank}
+targets: [q_proj, v_prj]
+sweep:
+  lr: [1e-3, 2e-3]
+"""
+    path = shell.folder / "spec.yaml"
+    path.write_text(spec.replace("{rank}", "200"))
+    run = ("run", "language/lora", "--config", "spec.yaml", "--dry-run")
+    done = shell.stoker(*run)
+    assert done.code == 28, done.err
+    for line in (
+        "spec.yaml:2:3: data.0: file not found: gone.jsonl",
+        "spec.yaml:5:7: rank: 200 is larger than",
+        "spec.yaml:6:10: targets: no matrix 'v_prj'",
+    ):
+        assert line in done.err
+    path.write_text(spec.replace("weight: 2", "weigth: 2").replace("rank: {rank}", "rnk: few\ndropout: 7"))
+    done = shell.stoker(*run)
+    assert done.code == 21, done.err
+    for line in (
+        "spec.yaml:3:11: data.0.weigth: unknown argument (did you mean 'weight'?)",
+        "spec.yaml:5:1: rnk: there is no such key (did you mean 'rank'?)",
+        "spec.yaml:6:10: dropout: must be less than 1",
+    ):
+        assert line in done.err
+    path.write_text("data: [sums, {path: lines, weight: 0.5}]\nsweep: {rank: [4, 8]}\n")
+    assert shell.stoker(*run).code == 0
+    twice = shell.stoker("run", "language/lora", "data=sums", "data=lines", "--dry-run")
+    assert "for all of them: 'data=[sums,lines]'" in twice.out + twice.err
+    schema = jsontext.loads(shell.stoker("recipes", "show", "language/lora", "--schema").out)
+    assert {"data", "rank", "sweep", "defaults"} <= schema["properties"].keys()
+    assert schema["additionalProperties"] is False
+
+
 def test_a_dry_run_ends_with_the_code_of_what_a_run_would_surely_refuse(shell: Shell) -> None:
     (shell.folder / "bad.jsonl").write_text('{"text": "fine"}\n{"text":\n{}\n')
     done = shell.stoker("run", "language/lora", "data=bad.jsonl", "--dry-run")

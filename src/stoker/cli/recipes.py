@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,7 @@ from stoker.core.errors import Usage
 from stoker.core.frozen import fields_of
 from stoker.core.text import did_you_mean
 from stoker.host.install import pip_install
-from stoker.views.text_tables import argument_rows, example_line
+from stoker.views.text_tables import argument_rows, example_line, file_schema
 
 if TYPE_CHECKING:
     from stoker.config.sweep import Sweep
@@ -75,7 +76,12 @@ RECIPES_SHOW_GRAMMAR = Grammar(
     "recipes show",
     about="Show a recipe's purpose, its arguments (type, default, limits), and a command that runs it.",
     positionals=(Positional("RECIPE", help="a recipe's name, or its last part if it is unique", completes="recipe"),),
-    examples=("stoker recipes show tabular/gbt", "stoker recipes show tabular/gbt --json"),
+    options=(Option("--schema", help="print the JSON Schema of its file for --config, for editors"),),
+    examples=(
+        "stoker recipes show tabular/gbt",
+        "stoker recipes show tabular/gbt --json",
+        "stoker recipes show tabular/gbt --schema",
+    ),
 )
 
 
@@ -83,6 +89,11 @@ def perform_recipes_show(call: CommandContext, given: dict[str, Any]) -> int:
     """Show one recipe."""
     catalogue, out = call.parts.catalogue, call.out
     entry = catalogue.find(given["recipe"])
+    if given["schema"]:
+        schema = file_schema(entry.name, entry.summary, entry.args)
+        out.object(schema)
+        out.line(json.dumps(schema, indent=2, ensure_ascii=False))
+        return 0
     example = example_line(entry.name, entry.args, entry.prefill)
     swaps = [swap.name for swap in catalogue.swaps(entry.name)]
     out.object({**entry_as_json(entry), "example": example, "swaps": swaps})

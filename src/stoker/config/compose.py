@@ -171,6 +171,19 @@ class ComposedConfig:
                 candidates[leaf] = (*candidates.get(leaf, ()), LayerValue(origin=origin, value=choice.value))
         return candidates
 
+    def place_of(self, path: str) -> ValueOrigin | None:
+        """Return the place in a file that has a value, or a part of one; None if it is not from a file."""
+        axes = {axis.path: axis for axis in axes_in(self.sweep)} if self.sweep is not None else {}
+        steps = path.split(".")
+        for count in range(len(steps), 0, -1):
+            leaf = ".".join(steps[:count])
+            origin = axes[leaf].origin if leaf in axes else None
+            if origin is None and leaf in self.origins:
+                origin = self.origins[leaf][-1].place(steps[count:])
+            if origin is not None:
+                return origin if origin.line else None
+        return None
+
     def rows(self) -> list[ConfigRow]:
         """Return every leaf with its value and the winning origin, in the order of the layers."""
         rows = []

@@ -8,6 +8,7 @@ is reported whether or not a later layer wins.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 from stoker.config.positions import (
@@ -166,13 +167,15 @@ class LayeredTree:
         if type(value) is dict and type(into.get(key)) is dict:
             value = merged(into[key], value)
         self._put_leaf(into, key, path, value, origin)
+        if type(item.value) in (dict, list):
+            stack = self.stacks[path]
+            stack[-1] = stack[-1]._replace(part_of=partial(source.part_of, item))
 
     def _refuse_parts(self, source: SourceFile, item: LocatedValue, path: str, faults: Sequence[Diagnostic]) -> None:
         """Note the faults of a value's parts, each at the place of the part."""
         for fault in faults:
             steps = fault.where.strip(".").split(".") if fault.where.strip(".") else []
-            node = item.at(steps)
-            self.refuse(source.at(node.line, node.column), fault.message, fault.hint, key=".".join([path, *steps]))
+            self.refuse(source.part_of(item, steps), fault.message, fault.hint, key=".".join([path, *steps]))
 
     def _put_leaf(self, into: dict[str, Any], key: str, path: str, value: Any, origin: ValueOrigin) -> None:
         if type(into.get(key)) is dict and path not in self.words.leaves:

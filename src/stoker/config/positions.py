@@ -6,7 +6,7 @@ small file from becoming a large tree; exceeding them is a fault, never a crash.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any, Final, NamedTuple
 
@@ -54,6 +54,12 @@ class LayerValue(NamedTuple):
     origin: ValueOrigin
     value: Any
     """As read there; `NOTHING` if the layer deletes the leaf."""
+    part_of: Callable[[Sequence[str]], ValueOrigin] | None = None
+    """Returns the place of a part of a list or a map in a file, by the steps to it."""
+
+    def place(self, steps: Sequence[str]) -> ValueOrigin:
+        """Return the place of the value, or of a part of it."""
+        return self.part_of(steps) if self.part_of is not None and steps else self.origin
 
 
 _WIDEST = 100
@@ -194,6 +200,10 @@ class SourceFile:
         """Return the place of a character of the text."""
         line = self.text.count("\n", 0, index) + 1
         return self.at(line, index - (self.text.rfind("\n", 0, index) + 1) + 1)
+
+    def part_of(self, node: LocatedValue, steps: Sequence[str]) -> ValueOrigin:
+        """Return the place of a part of a value, by the steps to it."""
+        return self.value_of(node.at(steps))
 
     def key_of(self, node: LocatedValue) -> ValueOrigin:
         return self.at(node.key_line, node.key_column)

@@ -436,7 +436,10 @@ class EitherType(ArgType):
         return any(option.has_fields for option in self.options)
 
     def faults_in(self, value: Any, where: str) -> tuple[Any, list[Diagnostic]]:
-        return self._option(value).faults_in(value, where)
+        option = self._option(value)
+        if option.form is not object and not isinstance(option.plain(value), option.form | tuple):
+            return None, [Diagnostic(where, f"expected {self.describe()}, got {said(value)}")]
+        return option.faults_in(value, where)
 
     def make(self, value: Any) -> Any:
         return self._option(value).make(value)

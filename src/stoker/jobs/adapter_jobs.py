@@ -306,7 +306,7 @@ def _typed(request: JobRequest, schema: Schema, folder: str, environment: Mappin
         raise InvalidArgs(str(faults[0]), faults=faults)
     return _Typed(
         values={path: found(composed.values, path.split(".")) for path in paths},
-        notes=tuple(given_twice(overrides)),
+        notes=tuple(given_twice(overrides, schema)),
     )
 
 

@@ -34,7 +34,15 @@ from stoker.engine.stage import SharedBase, Stage
 from stoker.jobs.code_diff import code_paper
 from stoker.jobs.job_folder import Attempt, JobFolder
 from stoker.jobs.program import FOUND, RECIPE, ProgramFiles, ProgramWords, flat, only_params, split
-from stoker.jobs.request import DataPlaces, JobRequest, TrialDiagnostics, compose_request, given_twice, swept_lists
+from stoker.jobs.request import (
+    DataPlaces,
+    JobRequest,
+    TrialDiagnostics,
+    compose_request,
+    given_twice,
+    located_faults,
+    swept_lists,
+)
 from stoker.jobs.trial_settings import CONFIG, config_paper, read_config
 from stoker.jobs.trials import TRIALS, Trial, settled, trials_of_job, varied_by, write_trials
 from stoker.store.memo import Memo, digest_path, refuse_unreadable
@@ -174,7 +182,7 @@ class JobBuilder:
                 for one in overrides
                 if isinstance(one.value, AxisValue) and not one.value.refers and one.kind in _SETTERS
             },
-            notes=(*given_twice(overrides), *swept_lists(overrides, schema)),
+            notes=(*given_twice(overrides, schema), *swept_lists(overrides, schema)),
         )
 
     def program_words(
@@ -195,7 +203,9 @@ class JobBuilder:
         made = self.trial_specs(job)
         for name, source in made.specs[0].args["data"].items() if job.request.data else ():
             self._check_placed(name, source)
-        build = self.build_trials(job.recipe, made.specs, self._plans(job.recipe, made.specs))
+        with located_faults(job.composed, job.recipe.name):
+            plans = self._plans(job.recipe, made.specs)
+        build = self.build_trials(job.recipe, made.specs, plans)
         build = changed(
             build,
             papers={

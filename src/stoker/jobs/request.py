@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.config.compose import ComposedConfig, compose
 from stoker.config.overrides import Override, OverrideKind, read_overrides
+from stoker.config.positions import fault_at
 from stoker.config.sweep import Axis, ListedAxisValues, paths_of
 from stoker.config.values import Schema
 from stoker.core.errors import (
@@ -107,13 +108,35 @@ def compose_request(
     )
 
 
-def given_twice(overrides: Sequence[Override]) -> Iterator[str]:
+@contextmanager
+def located_faults(composed: ComposedConfig, owner: str) -> Iterator[None]:
+    """Name the place in a file of each fault that a recipe finds in its arguments."""
+    try:
+        yield
+    except InvalidArgs as error:
+        error.faults = tuple(_located(fault, composed, owner) for fault in error.faults)
+        if len(error.faults) == 1:
+            error.message = str(error.faults[0])
+        raise
+
+
+def _located(fault: Diagnostic, composed: ComposedConfig, owner: str) -> Diagnostic:
+    path = fault.where.removeprefix(f"{owner}.")
+    place = composed.place_of(path)
+    return fault if place is None else fault_at(place, fault.message, hint=fault.hint, key=path)
+
+
+def given_twice(overrides: Sequence[Override], schema: Schema) -> Iterator[str]:
     """Return a note for each key that is set more than once; the last value counts."""
     counts = Counter(one.path for one in overrides if one.kind in _REPLACING and not one.names_group)
     last = {one.path: one.text for one in overrides}
     for path, count in counts.items():
         if count > 1:
-            yield f"{path} is given {'twice' if count == 2 else f'{count} times'}: {last[path]} counts"
+            leaf = schema.leaves.get(path)
+            texts = [one.text.partition("=")[2] for one in overrides if one.path == path and one.kind in _REPLACING]
+            meant = shlex.quote(f"{path}=[{','.join(texts)}]")
+            several = f"; for all of them: {meant}" if leaf is not None and leaf.faults_in is not None else ""
+            yield f"{path} is given {'twice' if count == 2 else f'{count} times'}: {last[path]} counts{several}"
 
 
 def swept_lists(overrides: Sequence[Override], schema: Schema) -> Iterator[str]:

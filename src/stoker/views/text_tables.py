@@ -160,6 +160,39 @@ def value_text(value: Any) -> str:
     return str(value)
 
 
+def file_schema(name: str, summary: str, args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON Schema of a file with a recipe's arguments, for `--config`.
+
+    Nothing is required, as a command line may add it, and every value may be a reference (`${…}`).
+    """
+    about = {
+        "defaults": {"type": "array", "description": "files that this one is built on"},
+        "sweep": {
+            "type": "object",
+            "description": "values of each axis, by argument; and zip, repeat, exclude, sample",
+        },
+    }
+    return {
+        "title": name,
+        "description": summary,
+        "type": "object",
+        "properties": {name: _or_reference(body) for name, body in args["properties"].items()} | about,
+        "additionalProperties": False,
+    }
+
+
+def _or_reference(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the schema of an argument that may be a reference, too."""
+    if body.get("type") == "object" and "properties" in body:
+        inner = {name: _or_reference(one) for name, one in body["properties"].items()}
+        return {**{key: value for key, value in body.items() if key != "required"}, "properties": inner}
+    if body.get("type") == "string":
+        return dict(body)
+    shown = {key: body[key] for key in ("description", "default") if key in body}
+    own = {key: value for key, value in body.items() if key not in {"description", "default", "x-runtime"}}
+    return {"anyOf": [own, {"type": "string", "pattern": r"\$\{.+\}"}], **shown}
+
+
 def example_line(name: str, schema: Mapping[str, Any], prefill: Mapping[str, Any]) -> str:
     """Return a shell command with the required arguments and those that the cookbook proposes."""
     words = [f"stoker run {name}"]
