@@ -160,7 +160,7 @@ class WholeModelArgs:
     lr: float = arg(2e-5, help="learning rate; adafactor: relative to the size of each matrix", gt=0, le=LARGEST)
     optimizer: Optimizer = arg(
         "adamw",
-        help="adamw; adamw8bit: moments in 8 bits (bitsandbytes, on a GPU); adafactor: hardly any moments",
+        help="adamw; adamw8bit: moments in 8 bits (bitsandbytes); adafactor: hardly any moments",
         later=True,
     )
     ranks: int = arg(

@@ -168,13 +168,11 @@ class LanguageArgsChecker:
             size = f"{odd[0].outputs:,} × {odd[0].inputs:,}"
             self.note("base_dtype", f"{odd[0].name} is {size}, no multiple of {NF4_BLOCK} weights", "leave it out")
 
-    def whole_model(self, args: _WholeModelArgs, *, gpus: int) -> None:
-        """Refuse ranks without rows, and an optimiser that can't be used so."""
+    def whole_model(self, args: _WholeModelArgs) -> None:
+        """Refuse ranks without rows, and an optimiser that ranks can't divide."""
         if args.batch < args.ranks:
             message = f"{args.ranks} ranks, but a batch has {args.batch} row{'' if args.batch == 1 else 's'}"
             self.note("ranks", message, f"batch={args.ranks}, or ranks={args.batch}")
-        if args.optimizer == "adamw8bit" and not gpus:
-            self.note("optimizer", "adamw8bit computes on a GPU only", "optimizer=adafactor, or gpus=1")
         if args.optimizer != "adamw" and args.ranks > 1:
             self.note("optimizer", f"{args.optimizer} works with one rank only", "optimizer=adamw, or ranks=1")
 

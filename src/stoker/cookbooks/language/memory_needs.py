@@ -307,7 +307,6 @@ _OPTIMISERS = {
 }
 _MOMENTS = {"adamw": 8, "adamw8bit": 2, "adafactor": 0}
 """Bytes for every weight that an optimiser keeps."""
-_ON_GPU: tuple[Optimizer, ...] = ("adamw8bit",)
 _WIDE = 4
 """Bytes of a number in 32 bits."""
 _OF_PASSES = ("activations", "logits")
@@ -347,8 +346,10 @@ class FullTrainingSpec:
         """What weights with 16 bits have beside them: themselves and their gradients in 32 bits, and wider moments."""
         if self.width is Width.FP32:
             return 0
-        moments = _MOMENTS[self.optimizer] // 2 if self.optimizer == "adamw" else 0
-        return self.base.shape.parameters * (_WIDE + _WIDE - self.width.bytes + moments)
+        shape, moments = self.base.shape, _MOMENTS[self.optimizer] // 2 if self.optimizer == "adamw" else 0
+        # Adafactor's copies of the largest matrix are wider, too.
+        copies = shape.vocabulary * shape.hidden if self.optimizer == "adafactor" else 0
+        return shape.parameters * (_WIDE + _WIDE - self.width.bytes + moments) + copies * _WIDE
 
     @property
     def together_bytes(self) -> int:
@@ -416,7 +417,7 @@ def full_too_large(whole: FullTrainingSpec, *, gpus: int) -> InsufficientDeviceM
         f"weights, gradients and {whole.optimizer}'s moments, the rest for {load.rows} × {load.tokens} tokens and "
         "temporary copies"
     )
-    return refusal(numbers, needed_bytes, rooms, lambda room: _fitting(room, whole, takes, gpus), _OTHERWISE)
+    return refusal(numbers, needed_bytes, rooms, lambda room: _fitting(room, whole, takes), _OTHERWISE)
 
 
 def on_gpu_bytes(whole: FullTrainingSpec) -> int:
@@ -446,7 +447,7 @@ def on_cpu_bytes(whole: FullTrainingSpec) -> int:
 
 
 def _fitting(
-    room_bytes: int, whole: FullTrainingSpec, takes: Callable[[FullTrainingSpec], int], gpus: int
+    room_bytes: int, whole: FullTrainingSpec, takes: Callable[[FullTrainingSpec], int]
 ) -> tuple[SmallerOption, ...]:
     """Return what would fit: fewer rows, or fewer tokens, or less memory for each weight, or another base."""
     load = whole.load
@@ -458,7 +459,7 @@ def _fitting(
     tokens = largest_fit(room_bytes, fewer_tokens(load.tokens), lambda value: asking(tokens=value))
     cheaper = {} if whole.recomputes else {"gradient_checkpointing=true": changed(whole, recomputes=True)}
     if whole.optimizer == "adamw" and whole.ranks == 1:
-        cheaper |= {f"optimizer={one}": changed(whole, optimizer=one) for one in ("adafactor", *_ON_GPU[:gpus])}
+        cheaper |= {f"optimizer={one}": changed(whole, optimizer=one) for one in ("adamw8bit", "adafactor")}
     found = [
         *(SmallerOption(change=f"batch={n} (instead of {load.rows})", total_bytes=taken) for n, taken in rows),
         *(

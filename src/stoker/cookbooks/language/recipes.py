@@ -243,7 +243,7 @@ def _full(args: FullRecipeArgs) -> tuple[_Wanted, FullTrainingSpec]:
     known = base or outline_of(args.base)
     length = checking.length(args.max_seq_len, known) if known is not None else 0
     gpus = _gpus(args)
-    checking.whole_model(args, gpus=gpus)
+    checking.whole_model(args)
     checking.refuse()
     assert base is not None  # noqa: S101 - refused above
     dtype = settled_dtype(args.dtype, on_gpu=gpus > 0)

@@ -100,9 +100,11 @@ def test_sixteen_bits_compute_and_thirty_two_are_kept(tmp_path: Path) -> None:
     assert torch.equal(narrow.model.get_parameter(name).detach(), narrow.weights()[name].bfloat16())
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "adafactor"])
+@pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit", "adafactor"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_training_that_resumes_goes_on_to_the_bit(tmp_path: Path, optimizer: str, dtype: str) -> None:
+    if optimizer == "adamw8bit":
+        pytest.importorskip("bitsandbytes", reason="bitsandbytes is not installed")
     base, batches = base_of(tmp_path / "base", "llama"), batches_of(tmp_path / "examples", 6)
     whole = alone(base, optimizer=optimizer, dtype=dtype)
     losses = trained(whole, batches[:3])

@@ -160,7 +160,7 @@ def test_texts_get_rows_of_their_own_where_a_family_mixes_those_of_one_row(tmp_p
 
 def test_moments_in_eight_bits_need_a_library(tmp_path, monkeypatch):
     monkeypatch.setattr("stoker.cookbooks.language.train_full.find_spec", lambda name: None)
-    plan = compiled("full", optimizer="adamw8bit", gpus=1, dtype="float32", **SMALL)
+    plan = compiled("full", optimizer="adamw8bit", **SMALL)
     with pytest.raises(MissingExtra) as caught:
         run_node(plan, "train_full", tmp_path, examples=examples(tmp_path / "examples"))
     assert caught.value.hint.startswith(f"{sys.executable} -m pip install 'stoker[bitsandbytes]'")

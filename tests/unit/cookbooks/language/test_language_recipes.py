@@ -295,7 +295,6 @@ def test_optimisers_and_ranks_ask_for_the_memory_of_their_states(tmp_path: Path)
     ("given", "where", "message"),
     [
         ({"ranks": 3, "batch": 2}, "ranks", "3 ranks, but a batch has 2 rows | batch=3, or ranks=2"),
-        ({"optimizer": "adamw8bit", "gpus": 0}, "optimizer", "on a GPU only | optimizer=adafactor, or gpus=1"),
         ({"optimizer": "adafactor", "ranks": 2}, "optimizer", "works with one rank only | optimizer=adamw, or ranks=1"),
         ({"optimizer": "sgd"}, "optimizer", "adamw, adamw8bit, adafactor"),
         ({"gradient_checkpointing": "some"}, "gradient_checkpointing", "auto, true, false"),
