@@ -25,7 +25,7 @@ from stoker.cookbooks.language.bundled import TinyShape, write_base
 from stoker.cookbooks.language.kinds import Adapter as AdapterKind
 from tests.later import imported_later
 from tests.unit.cookbooks.language.engine.bases import made_base
-from tests.unit.cookbooks.language.shared.companions import Gathering, Person, some_examples
+from tests.unit.cookbooks.language.shared.companions import Gathering, Person, some_examples, some_pairs
 
 with imported_later():
     import torch
@@ -34,7 +34,7 @@ with imported_later():
     from stoker.cookbooks.language.compute.base_weights import BaseWeights, QuantisedLayers, load_base
     from stoker.cookbooks.language.compute.nf4 import quantise
     from stoker.cookbooks.language.compute.passes import AdapterSlotRows, PassInput, PassRunner
-    from stoker.cookbooks.language.compute.slots import Slots
+    from stoker.cookbooks.language.compute.slots import Graphs, Slots
     from stoker.cookbooks.language.shared.device_memory import CurrentDeviceAllocator
     from stoker.cookbooks.language.shared.loop import train_members
     from tests.unit.cookbooks.language.engine.peft_alone import (
@@ -421,3 +421,43 @@ def test_recorded_steps_over_four_bits_lose_what_plain_ones_lose(folder: Path) -
     trained(four, plain, compiles=False, records=False)
     for one, two in zip(recorded, plain, strict=True):
         assert one.losses == pytest.approx(two.losses, rel=5e-3)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-3), ("bfloat16", 5e-2)])
+def test_pairs_lose_on_the_card_what_they_lose_on_the_cpu(
+    dtype: str, tolerance: float, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In 16 bits both texts of all pairs are in one row; in 32 bits each has a row of its own."""
+    recorded: list[object] = []
+    record = Graphs._record
+
+    def counted(graphs: Graphs, given: PassInput) -> Any:
+        recorded.append(given.answers)
+        return record(graphs, given)
+
+    monkeypatch.setattr(Graphs, "_record", counted)
+    methods: list[dict[str, Any]] = [
+        {"method": "dpo", "beta": 0.1},
+        {"method": "dpo", "beta": 0.5, "loss_type": "hinge"},
+        {"method": "orpo", "beta": 0.2},
+    ]
+    on_card: Any = type("OnTheCard", (Gathering,), {"devices": ("cuda:0",)} if DEVICE == "cuda" else {})
+
+    def losses(gathering: Any, world: str, width: str) -> list[list[float]]:
+        said: dict[str, Any] = {
+            "max_seq_len": 64, "batch": 4, "epochs": 4, "lr": 1e-3, "dtype": width, "schedule": "constant"
+        }  # fmt: skip
+        people = [
+            Person(tmp_path / world, folder, number, some_pairs(number, count=34, longest=64), **said, **method)
+            for number, method in enumerate(methods)
+        ]
+        train_members(gathering(people))
+        for one in people:
+            assert isinstance(one.ended, AdapterKind), (one.ended, getattr(one.ended, "__cause__", None))
+        return [[point["loss"] or 0.0 for point in one.training["curve"]["points"]] for one in people]
+
+    found = losses(on_card, f"card-{dtype}", dtype)
+    wanted = losses(Gathering, f"cpu-{dtype}", "float32")
+    for mine, theirs in zip(found, wanted, strict=True):
+        assert mine == pytest.approx(theirs, rel=tolerance, abs=tolerance)
+    assert DEVICE != "cuda" or any(answers is not None for answers in recorded)

@@ -7,14 +7,27 @@ import pytest
 
 from stoker.cookbooks.language.kinds import Adapter, LanguageModel, LanguageReport, Samples
 from stoker.cookbooks.language.report import report_full_samples, report_lora
-from stoker.cookbooks.language.schemas import CompletionSample, write_training
+from stoker.cookbooks.language.schemas import (
+    CompletionSample,
+    LanguageCurve,
+    LanguageCurvePoint,
+    LanguageTrainingRecord,
+    write_training,
+)
 from stoker.core import jsontext
 from tests.later import imported_later
 from tests.unit.cookbooks.language.told_training import told
 from tests.unit.cookbooks.language.walked_language import context
 
 with imported_later():
-    from stoker.cookbooks.language.report_card import curve_csv, headline, model_card, samples_text, summary
+    from stoker.cookbooks.language.report_card import (
+        all_plots,
+        curve_csv,
+        headline,
+        model_card,
+        samples_text,
+        summary,
+    )
 
 
 def test_the_headline_sets_the_result_beside_the_base():
@@ -39,6 +52,49 @@ def test_the_curve_has_a_line_for_each_point_and_says_which_was_kept():
         ("10", "1.5", "true"),
         ("20", "1.75", "false"),
     ]
+
+
+def of_pairs() -> LanguageTrainingRecord:
+    """Return a training by DPO: two points, of which the first was evaluated and kept."""
+    points = [
+        LanguageCurvePoint(
+            step=5, epoch=0.5, loss=0.6, eval_loss=0.5, lr=1e-3,
+            accuracy=0.75, margin=0.25, eval_accuracy=0.857143, eval_margin=0.5,
+        ),
+        LanguageCurvePoint(step=10, epoch=1.0, loss=0.4, eval_loss=None, lr=0.0, accuracy=1.0, margin=1.5),
+    ]  # fmt: skip
+    settings = {"rank": 8, "lr": 1e-3, "method": "dpo", "beta": 0.1}
+    return told(settings=settings, curve=LanguageCurve(points=points, kept=5, before=0.693147))
+
+
+def test_of_pairs_is_told_how_many_were_ranked_right(tmp_path):
+    training = of_pairs()
+    assert headline(training) == (
+        "adapter of rank 8 on org/some-base, trained by DPO: 86 % of 7 held-out pairs ranked right, loss 0.5 "
+        "(the base alone: 0.6931)"
+    )
+    assert summary(training)["table"] == {
+        "columns": ["part", "loss", "accuracy", "margin"],
+        "rows": [
+            ["held out, the base alone", "0.6931", "–", "–"],
+            ["held out, after 5 updates (kept)", "0.5", "86 %", "0.5"],
+            ["training, after 10 updates", "0.4", "100 %", "1.5"],
+        ],
+    }
+    assert summary(training)["next"][0].startswith("stoker run language/lora method=dpo rank=8,16 lr=0.001,0.002")
+    rows = list(csv.DictReader(io.StringIO(curve_csv(training))))
+    assert [(row["accuracy"], row["eval_accuracy"], row["eval_margin"]) for row in rows] == [
+        ("0.75", "0.857143", "0.5"),
+        ("1.0", "", ""),
+    ]
+    assert "perplexity" not in rows[0]
+    card = model_card(training)
+    assert "- 1,140 pairs, 7 of them held out" in card
+    assert "perplexity" not in card
+    curve = LanguageCurve(points=[], kept=5, before=None)
+    assert headline(told(settings=training["settings"], curve=curve)).endswith("trained by DPO: not evaluated")
+    assert [name for name, _, _ in all_plots(training)] == ["loss", "accuracy"]
+    assert [name for name, _, _ in all_plots(told())] == ["loss"]
 
 
 def test_the_card_keeps_what_a_file_calls_things_from_being_read_as_markup():

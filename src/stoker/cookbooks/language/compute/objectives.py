@@ -138,9 +138,9 @@ class ReferenceLogps:
         """Return True if all of these texts are known. A negative index is no text."""
         return bool(self._is_known[texts[texts >= 0]].all())
 
-    def at(self, texts: npt.NDArray[np.int64]) -> Tensor:
-        """Return those of texts, any number where there is none."""
-        return self._logps[torch.as_tensor(texts.clip(min=0), device=self._logps.device)]
+    def at(self, texts: Tensor) -> Tensor:
+        """Return those of texts on the device, any number where there is none."""
+        return self._logps[texts.clamp(min=0)]
 
     def put(self, texts: npt.NDArray[np.int64], logps: Tensor) -> None:
         """Keep those of texts; those without a text are last."""
@@ -150,8 +150,8 @@ class ReferenceLogps:
 
     def state(self) -> dict[str, Any]:
         """Return what is known, for a checkpoint."""
-        texts = np.flatnonzero(self._is_known)
-        return {"texts": torch.as_tensor(texts), "logps": self.at(texts).cpu()}
+        texts = torch.as_tensor(np.flatnonzero(self._is_known))
+        return {"texts": texts, "logps": self._logps.cpu()[texts]}
 
     def go_on(self, state: dict[str, Any]) -> None:
         """Add what `state` returned."""

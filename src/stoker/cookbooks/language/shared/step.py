@@ -428,8 +428,11 @@ def _with_answers(
         for table, of, logps in zip(tables, texts, found, strict=True):
             if table is not None:
                 table.put(of, logps)
+    # One copy to the device for all.
+    indexes = torch.as_tensor(texts, device=slots.base.device)
     blank = torch.zeros(texts.shape[1], device=slots.base.device)
-    reference = torch.stack([blank if table is None else table.at(of) for table, of in zip(tables, texts, strict=True)])
+    rows_of = zip(tables, indexes, strict=True)
+    reference = torch.stack([blank if table is None else table.at(index) for table, index in rows_of])
     return replace(rows, answers=replace(laid, reference=reference))
 
 

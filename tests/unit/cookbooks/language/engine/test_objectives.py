@@ -116,7 +116,7 @@ def test_what_is_known_of_the_base_survives_a_checkpoint() -> None:
     again.go_on(table.state())
     assert again.has(texts)
     assert not again.has(np.array([1, 2]))
-    assert again.at(texts)[:2].tolist() == [-3.0, -1.0]
+    assert again.at(torch.as_tensor(texts))[:2].tolist() == [-3.0, -1.0]
 
 
 def by_us(base: Path, objective: Any, pairs: list[dict[str, Any]]) -> tuple[ExampleSet, PassResult]:
