@@ -2,9 +2,9 @@
 
     python benchmarks/sides/adapters_tiny.py WAY TOKENS STEPS [MEMBER]
 
-WAY is `peft`, `peft-tuned` (without oneDNN, whose small products are slow on Arm) or `company`; TOKENS are those of one
-adapter in a step, in rows of 64; with MEMBER only that one is trained. All begin with the same numbers and are shown
-the same tokens; the losses are printed, to be compared.
+WAY is `peft`, `peft-tuned` (without oneDNN, whose small products are slow on Arm), `company`, or `general` (the same
+over transformers' own module); TOKENS are those of one adapter in a step, in rows of 64; with MEMBER only that one is
+trained. All begin with the same numbers and are shown the same tokens; the losses are printed, to be compared.
 """
 
 from __future__ import annotations
@@ -48,19 +48,20 @@ def main(way: str, tokens: int, steps: int, members: list[int]) -> None:
     from stoker.cookbooks.language.bundled import bundled_base
     from stoker.cookbooks.language.compute.banks import AdapterSpec, fresh_adapter
     from stoker.cookbooks.language.compute.base_weights import load_base
+    from stoker.cookbooks.language.compute.general_base import load_general
 
     torch.set_num_threads(2)
     if way == "peft-tuned":
         torch.backends.mkldnn.enabled = False
     folder = bundled_base("tiny")
-    base = load_base(folder)
+    base = load_general(folder, device="cpu", dtype="float32") if way == "general" else load_base(folder)
     shown = {
         member: torch.randint(0, 256, (steps, tokens // ROW, ROW), generator=torch.Generator().manual_seed(member))
         for member in members
     }
     specs = {member: AdapterSpec(rank=RANK, alpha=2.0 * RANK, targets=TARGETS, seed=member) for member in members}
     fresh = {member: fresh_adapter(base.shape, spec) for member, spec in specs.items()}
-    train = _in_company if way == "company" else _by_peft
+    train = _in_company if way in {"company", "general"} else _by_peft
     told = train(folder, base, fresh, shown, steps)
     print(json.dumps({**told, "process_cpu_seconds": time.process_time()}))
 

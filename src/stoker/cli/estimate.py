@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import Grammar, Option, Positional, size_with_unit
 from stoker.core.device import Backend, Device
 from stoker.core.errors import BadInput, LocalFile, NotFound
+from stoker.core.frozen import changed
 from stoker.core.text import format_size
 from stoker.devices.admission import memory_here
 from stoker.devices.estimate.model_shapes import families, read_shape
@@ -98,10 +100,14 @@ GRAMMAR = Grammar(
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
     """Estimate, and show where it fits."""
-    config, where = _config(call, given["model"])
-    shape = read_shape(config, where=where)
+    config, folder, where = _config(call, given["model"])
     if has_adapters(given["words"]):
-        return _multi_adapter(call, given, read_adapters(shape, given["words"]), where)
+        from stoker.cookbooks.language.compute.base_path import estimated_shape
+
+        shape, is_general = estimated_shape(folder, config)
+        training_together = changed(read_adapters(shape, given["words"]), is_general=is_general)
+        return _multi_adapter(call, given, training_together, where)
+    shape = read_shape(config, where=where)
     training = read_training(shape, given["words"], elsewhere=ADAPTER_KEYS)
     devices = call.parts.devices
     gpu, book = _gpu(call, given), CalibrationFile(call.parts.settings.peaks)
@@ -254,8 +260,8 @@ def _torch(call: CommandContext, version: str | None) -> str:
     return version if version is not None else call.parts.capability.torch_version
 
 
-def _config(call: CommandContext, text: str) -> tuple[Mapping[str, Any], str]:
-    """Find a model's config.json; return its contents and its name."""
+def _config(call: CommandContext, text: str) -> tuple[Mapping[str, Any], Path, str]:
+    """Find a model's config.json; return its contents, its folder and its name."""
     from stoker.cookbooks.language.bundled import BASES, bundled_base
 
     path = str(bundled_base(text)) if text in BASES else call.path(text)
@@ -271,7 +277,7 @@ def _config(call: CommandContext, text: str) -> tuple[Mapping[str, Any], str]:
         raise LocalFile(f"{path} is not JSON: {error}", hint="give a model's config.json") from error
     if not isinstance(config, dict):
         raise BadInput(f"{path} is not a model configuration", hint="give a model's config.json")
-    return config, text
+    return config, Path(path).parent, text
 
 
 def _in_cache(call: CommandContext, text: str) -> str:

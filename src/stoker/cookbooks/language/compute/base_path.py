@@ -6,14 +6,16 @@ Decided by config.json and the names of the weights, before they are loaded. Imp
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 from stoker.cookbooks.language.arguments import BasePath
 from stoker.cookbooks.language.compute.frozen_base import shape_of, unlike
+from stoker.cookbooks.language.compute.general_shape import Sizes, general_shape
 from stoker.core.errors import BadInput
 from stoker.core.frozen import frozen
-from stoker.devices.estimate.model_shapes import ModelShape
+from stoker.devices.estimate.model_shapes import ModelShape, read_shape
 from stoker.store.weight_files.headers import read_foreign_json, shown, unreadable_weights
 from stoker.store.weight_files.safetensors import INDEX, SINGLE, read_header, read_index
 
@@ -42,12 +44,20 @@ def choose_path(folder: Path, wanted: BasePath) -> ChosenPath:
     differs = unlike(config)
     if not differs:
         shape = shape_of(config, where=str(folder / "config.json")).model
-        differs = unlike_weights(_names(folder), shape)
+        differs = unlike_weights(weight_sizes(folder), shape)
         if not differs:
             return ChosenPath(is_general=False, why=f"its blocks are those of {shape.family}")
     if wanted == "fast":
         raise BadInput(f"{folder.name} can't take the fast path: {differs}", hint="path=general, or leave it out")
     return ChosenPath(is_general=True, why=differs)
+
+
+def estimated_shape(folder: Path, config: Mapping[str, Any]) -> tuple[ModelShape, bool]:
+    """Return the shape of a base for memory estimates, and True if it takes the general path."""
+    if not unlike(config):
+        return read_shape(config, where=str(folder / "config.json")), False
+    has_weights = (folder / INDEX).is_file() or (folder / SINGLE).is_file()
+    return general_shape(config, weight_sizes(folder) if has_weights else {}).model, True
 
 
 def unlike_weights(names: Iterable[str], shape: ModelShape) -> str:
@@ -68,10 +78,11 @@ def _is_used(part: str, shape: ModelShape) -> bool:
     return of_matrix is not None or name in _NORMS | norms or kind in _UNUSED
 
 
-def _names(folder: Path) -> set[str]:
-    """Return the names of all weights."""
+def weight_sizes(folder: Path) -> Sizes:
+    """Return the size of each weight of a folder, by name, from the headers of its files. Raises `Damaged`."""
     try:
         files = read_index(folder) if (folder / INDEX).is_file() else [SINGLE]
-        return {name for file in files for name in read_header(folder / file).tensors}
+        headers = [read_header(folder / file) for file in files]
+        return {name: one.shape for header in headers for name, one in header.tensors.items()}
     except (OSError, ValueError) as error:
         raise unreadable_weights(str(folder), error) from error

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 from stoker.cookbooks.language.compute.matrices import AdaptedMatrix, MatrixGroup
 from stoker.core.errors import BadInput
 from stoker.core.frozen import frozen
-from stoker.devices.estimate.model_shapes import Linear, ModelShape, Norm, Wiring
+from stoker.devices.estimate.model_shapes import Linear, ModelShape, Norm, Wiring, families, read_shape
 
 Sizes = Mapping[str, tuple[int, ...]]
 """The size of each weight, by its name in weight files."""
@@ -66,8 +67,10 @@ def causal_families() -> frozenset[str]:
 def general_shape(config: Mapping[str, Any], sizes: Sizes) -> GeneralShape:
     """Return the shape of a base of any family. Raises `BadInput` for a config.json without sizes.
 
-    Without the sizes of its weights it is that of a model like Llama, without matrices.
+    Without the sizes of its weights it has no matrices, and of a family that is not known it is like Llama.
     """
+    if not sizes and config.get("model_type") in families():
+        return GeneralShape(model=read_shape(config), positions=_positions(config), matrices=())
     matrices = tuple(
         AdaptedMatrix(name=name, inputs=size[1], outputs=size[0]) for name, size in _matrices(sizes) if len(size) == 2
     )
@@ -94,7 +97,10 @@ def _model(config: Mapping[str, Any], matrices: tuple[AdaptedMatrix, ...], sizes
     inner = _count(config, "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", default=4 * hidden)
     kv_heads = _count(config, "num_key_value_heads", "num_kv_heads", default=heads)
     in_block = {block_name(one.name): one for one in matrices}
-    linears = tuple(Linear(name=name, inputs=one.inputs, outputs=one.outputs) for name, one in in_block.items())
+    leaves = Counter(name.rpartition(".")[2] for name in in_block)
+    linears = tuple(
+        Linear(name=_short(name, leaves), inputs=one.inputs, outputs=one.outputs) for name, one in in_block.items()
+    )
     return ModelShape(
         family=str(config.get("model_type")),
         wiring=Wiring.SEPARATE,
@@ -111,6 +117,12 @@ def _model(config: Mapping[str, Any], matrices: tuple[AdaptedMatrix, ...], sizes
         linears=linears or _like_llama(hidden, inner),
         counted=sum(_product(size) for size in sizes.values()),
     )
+
+
+def _short(name: str, leaves: Counter[str]) -> str:
+    """Return the last part of a name if it means one matrix of a block."""
+    leaf = name.rpartition(".")[2]
+    return leaf if leaves[leaf] == 1 else name
 
 
 def _like_llama(hidden: int, inner: int) -> tuple[Linear, ...]:
