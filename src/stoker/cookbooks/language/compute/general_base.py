@@ -65,7 +65,7 @@ class AdaptedLinear:
         if now is None or self.matrix.name not in now.banks:
             return self._plain(x)
         made: Tensor = _AdaptedProduct.apply(x, self._base.anchor, self, now)
-        return made
+        return made.view(*x.shape[:-1], -1)
 
 
 class _AdaptedProduct(torch.autograd.Function):
@@ -79,14 +79,13 @@ class _AdaptedProduct(torch.autograd.Function):
         narrow = narrowed(_dropped(rows, layer, now), bank)
         ctx.save_for_backward(rows, narrow)
         ctx.layer, ctx.now, ctx.shape = layer, now, x.shape
-        return widened(rows, layer.weight, layer.bias, bank, narrow).view(*x.shape[:-1], -1)
+        return widened(rows, layer.weight, layer.bias, bank, narrow)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, None, None]:
         rows, narrow = ctx.saved_tensors
         layer, now = ctx.layer, ctx.now
         bank, gradient = now.banks[layer.matrix.name], now.gradients[layer.matrix.name]
-        dy = dy.reshape(now.members, -1, dy.shape[-1])
         back = torch.bmm(dy, bank.b[0])
         # Added: a module may use a matrix more than once.
         gradient.b[0].baddbmm_(dy.mT, narrow)
@@ -127,7 +126,8 @@ class GeneralBase:
         for place, matrix in enumerate(matrices):
             AdaptedLinear(layers[matrix.name], matrix, place, self)
         self.is_transposed = bool(called) and not any(_is_linear(layers[name]) for name in called)
-        self.experts = sum(1 for one in module.parameters() if one.ndim == _FUSED)
+        self.experts = sum(one.ndim == _FUSED and "expert" in name for name, one in module.named_parameters())
+        """Number of matrices of all experts of a block at once."""
         self._head = head_of(module)
         self.packs = takes_packed_rows(module)
         """True if the sequences of a packed row do not see each other."""
@@ -248,12 +248,12 @@ def load_general(folder: Path, *, device: str, dtype: str) -> GeneralBase:
 
 
 def _linear_layers(module: Any) -> Iterator[tuple[str, Any]]:
-    """Return the linear layers of a module by name, without its head."""
+    """Return the linear layers of a module by name, without its head, and without those that return something else."""
     from transformers.pytorch_utils import Conv1D
 
-    head = module.get_output_embeddings()
+    head, plain = module.get_output_embeddings(), (torch.nn.Linear.forward, Conv1D.forward)
     for name, layer in module.named_modules():
-        if isinstance(layer, torch.nn.Linear | Conv1D) and layer is not head:
+        if type(layer).forward in plain and layer is not head:
             yield name, layer
 
 
