@@ -8,7 +8,7 @@ weights are together only while it computes.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,9 @@ from stoker.cookbooks.language.compute.transformers_base import (
     takes_packed_rows,
 )
 from stoker.cookbooks.language.examples import MemberRows
+from stoker.core.errors import MissingExtra
 from stoker.core.frozen import changed, frozen
+from stoker.host.install import pip_install
 
 
 @frozen
@@ -67,6 +69,12 @@ class TrainingRanks:
         """Wait for every rank."""
         if self.count > 1:
             distributed.barrier()
+
+    def turns(self) -> Iterator[bool]:
+        """Yield True once, in turn: what is whole is in memory once, however many ranks there are."""
+        for turn in range(self.count):
+            yield turn == self.rank
+            self.barrier()
 
     def share(self, rows: MemberRows) -> MemberRows:
         """Return this rank's rows of a batch."""
@@ -123,13 +131,11 @@ class TrainedModule:
         self._ranks = ranks
         is_narrow = args.dtype == "bfloat16"
         mesh = mesh_of(ranks) if ranks.count > 1 else None
-        # In turn: a whole model is in memory once, however many ranks there are.
-        for turn in range(ranks.count):
-            if turn == ranks.rank:
+        for turn in ranks.turns():
+            if turn:
                 self._loss = CausalLoss(load_transformers(folder), is_packed=args.packing)
                 if mesh is not None:
                     _shard(self._loss, mesh, is_narrow=is_narrow)
-            ranks.barrier()
         self.model = self._loss.model.to(ranks.device)
         if args.gradient_checkpointing:
             self.model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -241,9 +247,13 @@ class TrainedModule:
 
 
 def mesh_of(ranks: TrainingRanks) -> Any:
-    """Return all ranks in a line. Every rank must call it."""
+    """Return all ranks in a line. Every rank must call it. Raises `MissingExtra` if this torch is too old."""
+    from torch.distributed import fsdp
     from torch.distributed.device_mesh import init_device_mesh
 
+    if not hasattr(getattr(fsdp, "FSDPModule", None), "set_force_sum_reduction_for_comms"):
+        message = f"ranks={ranks.count} needs a newer torch than {torch.__version__}"
+        raise MissingExtra(message, hint=pip_install("--upgrade", "torch"))
     return init_device_mesh(ranks.device, (ranks.count,))
 
 

@@ -152,17 +152,17 @@ class FullTraining:
             member.attempt.job.log(f"checkpoint not written: {error}")
 
     def _go_on(self) -> None:
-        member, job = self._member, self._member.attempt.job
-        kept = recall(job.scratch, member.config)
-        if self._ranks.is_first:
-            for why in kept.notes:
+        member, job, is_first = self._member, self._member.attempt.job, self._ranks.is_first
+        for turn in self._ranks.turns():
+            if not turn:
+                continue
+            kept = recall(job.scratch, member.config)
+            for why in kept.notes if is_first else ():
                 job.log(f"checkpoint: {why}")
-        # Every rank has read before the first one writes again.
-        self._ranks.barrier()
-        if kept.state is None:
-            return
-        member.go_on(kept.state)
-        self._best, member.best = kept.state["best"], None
-        self._module.resume(kept.state["model"], kept.state["opt"])
-        if self._ranks.is_first:
-            job.tell(f"resumes after update {member.update} of {member.updates}", at_once=True)
+            if kept.state is None:
+                continue
+            member.go_on(kept.state)
+            self._best, member.best = kept.state["best"] if is_first else None, None
+            self._module.resume(kept.state["model"], kept.state["opt"])
+            if is_first:
+                job.tell(f"resumes after update {member.update} of {member.updates}", at_once=True)
