@@ -155,7 +155,9 @@ def _tokens_of_update(case: Case) -> float:
     """Return the tokens of a member's update in the mean, no padding: a letter is one, and so is a text's end."""
     from stoker.cookbooks.language.examples import pack
 
-    lengths = [min(len(json.loads(line)["text"]) + 1, case.sequence) for line in _text(case.words).splitlines()]
+    # In the order in which rows are filled: the longest first.
+    texts = (json.loads(line)["text"] for line in _text(case.words).splitlines())
+    lengths = sorted((min(len(text) + 1, case.sequence) for text in texts), reverse=True)
     rows = len(pack(lengths, case.sequence)) if case.is_packed else len(lengths)
     return sum(lengths) / rows * (case.size // case.sequence)
 

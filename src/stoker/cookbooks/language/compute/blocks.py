@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +17,7 @@ from stoker.cookbooks.language.compute.banks import Bank, narrowed, narrowed_bac
 from stoker.cookbooks.language.compute.base_weights import LayerWeights
 from stoker.cookbooks.language.compute.decoding import KeyValueCache
 from stoker.cookbooks.language.compute.frozen_base import MEMBERS, DecoderShape
-from stoker.cookbooks.language.compute.math import AttentionMask, PointwiseKernels, attend, attend_backward
+from stoker.cookbooks.language.compute.math import AttentionGradients, AttentionMask, PointwiseKernels, attend
 from stoker.devices.estimate.shared_base import CHUNK_BYTES
 
 # Dropout whose every choice is a function of member, update and position: independent of other members.
@@ -97,7 +96,7 @@ class SavedActivations:
     x: Tensor
     raw: Tensor | None
     """Queries, keys and values before their norms, if heads have norms."""
-    attention: Any
+    attention: AttentionGradients | None
     seen: Tensor
     middle: Tensor
     gate: Tensor
@@ -193,7 +192,8 @@ def backward_block(  # noqa: PLR0913, PLR0917 - what a block's gradients are mad
 
     back, added = narrow_back("o", (dmiddle, 0))
     finish("o", back, kept.seen)
-    dq, dk, dv = attend_backward(kept.attention, onto(added, dmiddle, layer.o))
+    assert kept.attention is not None  # noqa: S101 - only without a cache is anything kept
+    dq, dk, dv = kept.attention(onto(added, dmiddle, layer.o))
     dturned = _turned_back(dq, dk, dv, now)
     dqkv = _normed_heads_backward(dturned, kept, layer, model.heads, model.kv_heads, now).view(*dx.shape[:2], -1)
 

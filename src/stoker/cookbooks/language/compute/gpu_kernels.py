@@ -14,8 +14,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stoker.cookbooks.language.compute.math import PointwiseKernels
+from stoker.cookbooks.language.compute.math import PackedLayout, PointwiseKernels
 from stoker.cookbooks.language.compute.nf4 import QuantisedMatrix, tables
+from stoker.cookbooks.language.compute.packed_attention import takes_heads
 
 _TILE = 1024
 """Numbers of short rows that one program reads."""
@@ -338,6 +339,10 @@ class GpuKernels(PointwiseKernels):
             writes_gradient=shares is not None, num_warps=16,
         )  # fmt: skip
         return losses
+
+    @staticmethod
+    def packed_layout(head_dim: int) -> PackedLayout:
+        return "ends" if takes_heads(head_dim) else "borders"
 
     def move(self, weights: Tensor, first: Tensor, second: Tensor, used: Tensor, *given: Any) -> None:
         gradient, scale, is_moved, rate, shortened, beta1, beta2, eps, decay, count = given

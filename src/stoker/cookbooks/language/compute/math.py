@@ -10,7 +10,7 @@ import math
 import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,9 +20,15 @@ from stoker.cookbooks.language.compute.frozen_base import Rotation
 
 # Attention within sequences: causal, inside one segment of a packed row, within a window; forward and backward.
 #
-# torch's own kernels do the work. The one for packed rows is called without autograd and by its low-level name: its
-# public one imports torch's compiler, which takes as long as torch itself. The small graph of the other is kept from
-# forward to backward; nothing else here needs autograd.
+# Packed rows on a GPU have a kernel of our own, `packed_attention`; without a compiler, or for other widths of heads,
+# torch's, which is called by its low-level name: its public one imports torch's compiler, which takes as long as torch
+# itself. All else is torch's public operation, whose small graph is kept from forward to backward; nothing else here
+# needs autograd.
+
+PackedLayout = Literal["mask", "borders", "ends"]
+"""What tells a kernel the sequences of packed rows: a mask, torch's borders, or the ends of `packed_attention`."""
+AttentionGradients = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
+"""Returns the gradients of queries, keys and values, each `[rows, T, heads, head_dim]`, for that of what was seen."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,17 +37,24 @@ class AttentionMask:
 
     positions: Tensor
     """The position of each token in its own sequence, `[rows, T]`."""
+    ends: Tensor | None = None
+    """The end of each token's sequence in its row, `[rows, T]`; for packed rows with this layout."""
     borders: Tensor | None = None
-    """Starts of sequences in all concatenated rows, then the end, repeated; for packed rows on a GPU."""
+    """Starts of sequences in all concatenated rows, then the end, repeated; for packed rows with this layout."""
     segments: Tensor | None = None
     """The sequence of each token, `[rows, T]`; for packed rows elsewhere."""
     longest: int = 0
-    """Maximum sequence length; for packed rows on a GPU."""
+    """Maximum sequence length, with borders."""
 
     @property
     def tensors(self) -> dict[str, Tensor]:
         """All tensors on a device, by name."""
-        named = {"positions": self.positions, "borders": self.borders, "segments": self.segments}
+        named = {
+            "positions": self.positions,
+            "ends": self.ends,
+            "borders": self.borders,
+            "segments": self.segments,
+        }
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
     def mask(self, window: int, length: int) -> Tensor | None:
@@ -69,16 +82,20 @@ def takes_ragged(device: str, dtype: torch.dtype, windows: Iterable[int]) -> boo
     return bool(torch.cuda.get_device_capability() >= _FLASH_CAPABILITY)
 
 
-def looking_of(rows: int, length: int, segments: Tensor | None, *, is_ragged: bool) -> AttentionMask:
-    """Return the mask, on the CPU. `is_ragged`: for the kernel of `takes_ragged`."""
+def looking_of(rows: int, length: int, segments: Tensor | None, layout: PackedLayout = "mask") -> AttentionMask:
+    """Return the mask, on the CPU. A layout other than `mask` is for a kernel of `takes_ragged`."""
     place = torch.arange(length).expand(rows, length)
     if segments is None:
         return AttentionMask(positions=place)
     begins = torch.ones_like(segments, dtype=torch.bool)
     begins[:, 1:] = segments[:, 1:] != segments[:, :-1]
     positions = place - torch.where(begins, place, 0).cummax(dim=1).values
-    if not is_ragged:
+    if layout == "mask":
         return AttentionMask(positions=positions, segments=segments)
+    if layout == "ends":
+        following = torch.where(begins, place, length).roll(-1, dims=1)
+        following[:, -1] = length
+        return AttentionMask(positions=positions, ends=following.flip(1).cummin(dim=1).values.flip(1))
     starts = begins.reshape(-1).nonzero().flatten()
     # Their number is rounded up to a power of two, so that batches with slightly more or fewer share a recorded graph.
     borders = torch.full((max(_LEAST_BORDERS, 1 << len(starts).bit_length()),), rows * length)
@@ -89,36 +106,47 @@ def looking_of(rows: int, length: int, segments: Tensor | None, *, is_ragged: bo
 
 def attend(
     qkv: Tensor, heads: int, kv_heads: int, looking: AttentionMask, window: int, *, keeps: bool
-) -> tuple[Tensor, Any]:
-    """Return `[rows, T, heads · head_dim]`, and the input of `attend_backward`. `qkv` is `[rows, T, heads, …]`."""
-    rows, length, _, head_dim = qkv.shape
-    if looking.borders is not None and not window:
-        q, k, v = (part.reshape(rows * length, -1, head_dim) for part in qkv.split([heads, kv_heads, kv_heads], dim=2))
-        ragged = (looking.borders, looking.borders, looking.longest, looking.longest, 0.0, True)
-        seen, scales, *state, _ = torch.ops.aten._flash_attention_forward(q, k, v, *ragged, False)  # noqa: SLF001 - as said above
-        return seen.view(rows, length, heads * head_dim), (seen, q, k, v, scales, ragged, state)
-    q, k, v = (part.detach().requires_grad_(keeps) for part in qkv.split([heads, kv_heads, kv_heads], dim=2))
-    with torch.set_grad_enabled(keeps):
-        mask = looking.mask(window, length)
-        queries, keys, values = (part.transpose(1, 2) for part in (q, k, v))
-        seen = scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=heads != kv_heads
-        ).transpose(1, 2)
-    return seen.detach().reshape(rows, length, heads * head_dim), (seen, q, k, v)
+) -> tuple[Tensor, AttentionGradients]:
+    """Return `[rows, T, heads · head_dim]`, and the backward pass. `qkv` is `[rows, T, heads, head_dim]`."""
+    if looking.ends is not None:
+        from stoker.cookbooks.language.compute.packed_attention import attend_packed
 
-
-def attend_backward(tape: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of queries, keys and values, each `[rows, T, heads, head_dim]`."""
-    seen, q, k, v, *rest = tape
-    if rest:
-        scales, ragged, state = rest
-        rows, length, _ = gradient.shape
-        given = gradient.reshape(seen.shape)
-        parts = torch.ops.aten._flash_attention_backward(given, q, k, v, seen, scales, *ragged, *state)  # noqa: SLF001 - the same
-        dq, dk, dv = (part.view(rows, length, *part.shape[1:]) for part in parts)
+        seen, gradients = attend_packed(qkv, heads, kv_heads, looking.positions, looking.ends)
+    elif looking.borders is not None:
+        seen, gradients = _attend_ragged(qkv, heads, kv_heads, looking.borders, looking.longest)
     else:
-        dq, dk, dv = torch.autograd.grad(seen, (q, k, v), gradient.view(seen.shape))
-    return dq, dk, dv
+        mask = looking.mask(window, qkv.shape[1])
+        q, k, v = (part.detach().requires_grad_(keeps) for part in qkv.split([heads, kv_heads, kv_heads], dim=2))
+        with torch.set_grad_enabled(keeps):
+            queries, keys, values = (part.transpose(1, 2) for part in (q, k, v))
+            graph = scaled_dot_product_attention(
+                queries, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=heads != kv_heads
+            ).transpose(1, 2)
+        seen = graph.detach()
+
+        def gradients(given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+            dq, dk, dv = torch.autograd.grad(graph, (q, k, v), given.view(graph.shape))
+            return dq, dk, dv
+
+    return seen.reshape(*qkv.shape[:2], -1), gradients
+
+
+def _attend_ragged(
+    qkv: Tensor, heads: int, kv_heads: int, borders: Tensor, longest: int
+) -> tuple[Tensor, AttentionGradients]:
+    rows, length, _, head_dim = qkv.shape
+    q, k, v = (part.reshape(rows * length, -1, head_dim) for part in qkv.split([heads, kv_heads, kv_heads], dim=2))
+    ragged = (borders, borders, longest, longest, 0.0, True)
+    seen, scales, *state, _ = torch.ops.aten._flash_attention_forward(q, k, v, *ragged, False)  # noqa: SLF001 - as said above
+
+    def gradients(given: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        parts = torch.ops.aten._flash_attention_backward(  # noqa: SLF001 - the same
+            given.reshape(seen.shape), q, k, v, seen, scales, *ragged, *state
+        )
+        dq, dk, dv = (part.view(rows, length, *part.shape[1:]) for part in parts)
+        return dq, dk, dv
+
+    return seen.view(rows, length, heads, head_dim), gradients
 
 
 def norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -239,6 +267,11 @@ class PointwiseKernels:
     loss = staticmethod(loss)
     loss_and_gradient = staticmethod(loss_and_gradient)
     move: Callable[..., None] = staticmethod(move)
+
+    @staticmethod
+    def packed_layout(head_dim: int) -> PackedLayout:  # noqa: ARG004 - that of `GpuKernels` depends on it
+        """Return how sequences of packed rows are told to a kernel for heads of this width."""
+        return "borders"
 
 
 def can_compile() -> bool:

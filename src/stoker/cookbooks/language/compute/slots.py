@@ -18,6 +18,7 @@ from stoker.cookbooks.language.compute.base_weights import BaseWeights, FrozenBa
 from stoker.cookbooks.language.compute.decoding import SequenceCache
 from stoker.cookbooks.language.compute.math import (
     AttentionMask,
+    PackedLayout,
     PointwiseKernels,
     can_compile,
     looking_of,
@@ -268,6 +269,9 @@ class Slots:
         self._indexes: dict[tuple[int, ...], Tensor] = {}
         self._shapes: set[object] = set()
         kernels = pointwise_kernels(compiles=can_compile() if compiles is None and is_gpu else bool(compiles))
+        self._packed_layout: PackedLayout = "mask"
+        if isinstance(base, BaseWeights) and base.takes_ragged:
+            self._packed_layout = kernels.packed_layout(base.shape.model.head_dim)
         self._passing = _passes_over(base, self.layout, self._state, kernels)
         self._graphs = Graphs(self._passing) if is_gpu and records is not False and base.records else None
 
@@ -426,7 +430,7 @@ class Slots:
             return self._plain[rows, length]
         base = self.base
         packed = None if segments is None else torch.as_tensor(segments).reshape(rows, length)
-        found = looking_of(rows, length, packed, is_ragged=base.takes_ragged)
+        found = looking_of(rows, length, packed, self._packed_layout)
         looking = replace(found, **{name: _on(tensor, base.device) for name, tensor in found.tensors.items()})
         if segments is None:
             self._plain[rows, length] = looking

@@ -64,7 +64,7 @@ def positions_of(segments: Tensor) -> Tensor:
     By positions that begin again, transformers keeps sequences of a row apart.
     """
     rows, length = segments.shape
-    return looking_of(rows, length, segments, is_ragged=False).positions
+    return looking_of(rows, length, segments).positions
 
 
 def takes_packed_rows(model: Any) -> bool:

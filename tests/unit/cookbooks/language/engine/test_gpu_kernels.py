@@ -13,7 +13,7 @@ from tests.later import imported_later
 with imported_later():
     import torch
 
-    from stoker.cookbooks.language.compute.math import PointwiseKernels
+    from stoker.cookbooks.language.compute.math import PointwiseKernels, attend, looking_of
     from stoker.cookbooks.language.compute.nf4 import dequantise, quantise
     from stoker.cookbooks.language.compute.slots import pointwise_kernels
 
@@ -139,3 +139,19 @@ def test_updates_and_members_that_stay(kernels: Any, plain: Any, kind: Any) -> N
     same(found, expected)
     for one, two in zip(found[:3], before[:3], strict=True):
         assert torch.equal(one[2], two[2])
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "width", "length"), [(4, 2, 16, 150), (2, 2, 64, 64), (3, 1, 32, 70)])
+def test_attention_within_the_sequences_of_packed_rows(heads: int, kv_heads: int, width: int, length: int) -> None:
+    segments = torch.zeros(2, length, dtype=torch.int32)
+    for begin in (13, 40, 41, length - 1):
+        segments[0, begin:] += 1
+    # Padding has negative segments.
+    segments[1, length // 2 :] = -1
+    qkv = drawn(2, length, heads + 2 * kv_heads, width)
+    gradient = drawn(2, length, heads * width, seed=1)
+    found, expected = (
+        attend(qkv, heads, kv_heads, looking_of(2, length, segments, layout), 0, keeps=True)
+        for layout in ("ends", "mask")
+    )
+    same([found[0], *found[1](gradient)], [expected[0], *expected[1](gradient)])
