@@ -8,14 +8,13 @@ program, without a copy for each.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Final
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-
-from stoker.cookbooks.language.compute.math import AttentionGradients
 
 _LOG2_E: Final = 1.4426950408889634
 _NOTHING = tl.constexpr(-1.0e30)
@@ -152,7 +151,7 @@ def _query_gradients(
 
 def attend_packed(
     qkv: Tensor, heads: int, key_heads: int, positions: Tensor, ends: Tensor
-) -> tuple[Tensor, AttentionGradients]:
+) -> tuple[Tensor, Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]]:
     """Return what is seen, `[rows, T, heads, head_dim]`, and the backward pass. `qkv` is `[rows, T, …, head_dim]`.
 
     `positions` and `ends` are those of each token within its sequence and of its sequence within the row.
