@@ -328,7 +328,7 @@ def board_lines(rows: Sequence[AdapterLeaderboardRow], columns: int, *, names_fi
         [
             str(row.place_on_data),
             one.label,
-            *(ground_value(one.measured_on.get(name), near) for name in apart),
+            *(ground_value(one.measured_on[name], near) if name in one.measured_on else "–" for name in apart),
             _loss(one),
             "" if one.train_loss is None else number(one.train_loss),
             str(one.epoch),
