@@ -143,7 +143,7 @@ class Tally:
     def ranking(self) -> AnswerRanking | None:
         """Of pairs."""
         found = [[row[place] for row in result.ranking] for result, place in self.parts]
-        return AnswerRanking(*map(sum, zip(*found, strict=True))) if any(found) else None
+        return AnswerRanking.of(*map(sum, zip(*found, strict=True))) if any(found) else None
 
     @property
     def is_finite(self) -> bool:
@@ -235,7 +235,7 @@ class MultiAdapterStepper:
             else:
                 break
         losses = {slot: scores[slot][0] for slot in pending}
-        rankings = {slot: AnswerRanking(*scores[slot][1:]) for slot in pending if len(scores[slot]) > 1}
+        rankings = {slot: AnswerRanking.of(*scores[slot][1:]) for slot in pending if len(scores[slot]) > 1}
         return MemberEvaluationResults(losses=losses, rankings=rankings, failed=failed)
 
     def _gather(

@@ -80,6 +80,11 @@ class AnswerRanking:
     margin: float
     """The mean difference of these rewards."""
 
+    @classmethod
+    def of(cls, accuracy: float, margin: float) -> AnswerRanking:
+        """Return what shares of pairs add up to: in 32 bits, so that equal accuracies may differ in the last digits."""
+        return cls(round(accuracy, 6), margin)
+
 
 # A member's losses, bounded however long it trains.
 
