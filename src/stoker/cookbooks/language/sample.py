@@ -104,7 +104,7 @@ def open_slots(
     base: Path, adapters: Sequence[AdapterState | None], settings: AnswerSettings, *, device: str
 ) -> tuple[Slots, str]:
     """Load a base once, and each adapter into a slot, for None the base alone; return one line about the path, too."""
-    from stoker.cookbooks.language.compute.general_base import open_base
+    from stoker.cookbooks.language.compute.base_loading import open_base
     from stoker.cookbooks.language.compute.slots import Slots
 
     held, path = open_base(

@@ -15,13 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
+from torch.nn.functional import cross_entropy, linear
 from torch.utils.checkpoint import checkpoint
 
-from stoker.cookbooks.language.arguments import BaseDtype, BasePath
 from stoker.cookbooks.language.compute.banks import Bank, narrowed, onto, widened
-from stoker.cookbooks.language.compute.base_path import choose_path
-from stoker.cookbooks.language.compute.base_weights import FrozenBase, load_base
 from stoker.cookbooks.language.compute.blocks import IGNORED, PassDropout, chunk_tokens
 from stoker.cookbooks.language.compute.decoding import ModuleCache
 from stoker.cookbooks.language.compute.general_shape import GeneralShape, general_shape
@@ -32,6 +29,8 @@ from stoker.core.frozen import changed
 
 _TRIED = (2, 9)
 """Rows and tokens of the pass that a module is tried with."""
+_NEAR = 0.01
+"""Products that differ by less, relative to the largest, are the same in any precision."""
 _FUSED = 3
 """Dimensions of a matrix of all experts."""
 
@@ -56,7 +55,7 @@ class AdaptedLinear:
         self.place = place
         self._base = base
         self.bias: Tensor | None = layer.bias
-        self.weight: Tensor = layer.weight if _is_linear(layer) else layer.weight.T
+        self.weight = _weight(layer)
         layer.forward = self.forward
 
     def forward(self, x: Tensor) -> Tensor:
@@ -194,9 +193,9 @@ class GeneralBase:
         odd: set[str] = set()
 
         def hook(name: str) -> Callable[[Any, tuple[Any, ...], Any], None]:
-            def note(_layer: Any, given: tuple[Any, ...], made: Any) -> None:
+            def note(layer: Any, given: tuple[Any, ...], made: Any) -> None:
                 x = given[0]
-                if x.shape[:-1].numel() == rows * length:
+                if x.shape[:-1].numel() == rows * length and _is_product(layer, x, made):
                     seen[name] = (x.shape[-1], made.shape[-1])
                 else:
                     odd.add(name)
@@ -223,22 +222,6 @@ class GeneralBase:
         return ((torch.arange(rows * length) * 7 + 3) % vocabulary).view(rows, length).to(self.device)
 
 
-def open_base(
-    folder: Path, *, device: str, dtype: str, base_dtype: BaseDtype, path: BasePath
-) -> tuple[FrozenBase, str]:
-    """Load a base by the path that it can take; return it, and one line about the path."""
-    chosen = choose_path(folder, path)
-    line = str(chosen)
-    if not chosen.is_general:
-        return load_base(folder, device=device, dtype=dtype, base_dtype=base_dtype), line
-    base = load_general(folder, device=device, dtype=dtype)
-    if base.left_alone:
-        line += f"; {len(base.left_alone)} of its linear layers never have adapters, such as {base.left_alone[0]}"
-    if base.experts:
-        line += f"; {base.experts} fused matrices of experts have no adapters"
-    return base, line
-
-
 def load_general(folder: Path, *, device: str, dtype: str) -> GeneralBase:
     """Load a base as transformers loads it. Raises `BadInput` if transformers can't, or weights are missing."""
     module = load_transformers(folder, dtype=dtype, device=device).requires_grad_(requires_grad=False)
@@ -248,13 +231,29 @@ def load_general(folder: Path, *, device: str, dtype: str) -> GeneralBase:
 
 
 def _linear_layers(module: Any) -> Iterator[tuple[str, Any]]:
-    """Return the linear layers of a module by name, without its head, and without those that return something else."""
+    """Return the linear layers of a module by name, without its head."""
     from transformers.pytorch_utils import Conv1D
 
-    head, plain = module.get_output_embeddings(), (torch.nn.Linear.forward, Conv1D.forward)
+    head = module.get_output_embeddings()
     for name, layer in module.named_modules():
-        if type(layer).forward in plain and layer is not head:
+        if isinstance(layer, torch.nn.Linear | Conv1D) and layer is not head:
             yield name, layer
+
+
+def _weight(layer: Any) -> Tensor:
+    """Return the weight of a linear layer, `[outputs, inputs]`."""
+    weight: Tensor = layer.weight if _is_linear(layer) else layer.weight.T
+    return weight
+
+
+def _is_product(layer: Any, x: Tensor, made: Any) -> bool:
+    """Return True if a layer returned what linear layers return: some of their subclasses do more."""
+    wanted = linear(x, _weight(layer), layer.bias)
+    if not isinstance(made, Tensor) or made.shape != wanted.shape:
+        return False
+    # Weights that are no numbers are found by the losses.
+    largest = float(wanted.abs().nan_to_num().max())
+    return bool(torch.allclose(made, wanted, rtol=0.0, atol=_NEAR * largest, equal_nan=True))
 
 
 def _losses(logits: Tensor, labels: Tensor) -> Tensor:

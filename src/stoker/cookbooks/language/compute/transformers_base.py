@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,10 +23,11 @@ _FIRST, _SECOND = 5, 4
 """Tokens of the two sequences that are tried in one row."""
 
 
-def load_transformers(folder: Path, *, dtype: str = "float32", device: str = "cpu") -> Any:
+def load_transformers(folder: Path, *, dtype: str = "float32", device: str = "cpu", blocks: int | None = None) -> Any:
     """Return the causal language model of a folder. Raises `BadInput` if weights are missing, `Damaged`.
 
-    It is in evaluation mode, and has attention that never holds all scores if its family supports that.
+    With `blocks` only so many are loaded, of a family that has their number in `num_hidden_layers`. It is in evaluation
+    mode, and has attention that never holds all scores if its family supports that.
     """
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
@@ -35,7 +37,11 @@ def load_transformers(folder: Path, *, dtype: str = "float32", device: str = "cp
     logging.set_verbosity_error()
     try:
         model, report = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=getattr(torch, dtype), local_files_only=True, output_loading_info=True
+            folder,
+            dtype=getattr(torch, dtype),
+            local_files_only=True,
+            output_loading_info=True,
+            **_first(folder, blocks),
         )
     except SafetensorError as error:
         raise unreadable_weights(str(folder), error) from error
@@ -50,6 +56,14 @@ def load_transformers(folder: Path, *, dtype: str = "float32", device: str = "cp
         what = "has no" if report["missing_keys"] else "has another size of"
         raise BadInput(f"{folder} {what} {wrong[0]}{more}", hint="use the config.json of these weights")
     return model.to(device).eval()
+
+
+def _first(folder: Path, blocks: int | None) -> dict[str, Any]:
+    """Return the changes to a config.json for so many blocks."""
+    if blocks is None:
+        return {}
+    kinds = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("layer_types")
+    return {"num_hidden_layers": blocks} | ({"layer_types": kinds[:blocks]} if kinds else {})
 
 
 def blocks_of(model: nn.Module) -> nn.ModuleList:

@@ -22,8 +22,9 @@ import torch
 from stoker.authoring import Member, SharedContext
 from stoker.cookbooks.language.arguments import ALL_LINEAR, LoraArgs, device_of
 from stoker.cookbooks.language.compute.banks import AdapterState, Optim, Pairs, fresh_adapter
+from stoker.cookbooks.language.compute.base_loading import open_base
 from stoker.cookbooks.language.compute.base_weights import FrozenBase
-from stoker.cookbooks.language.compute.general_base import GeneralBase, open_base
+from stoker.cookbooks.language.compute.general_base import GeneralBase
 from stoker.cookbooks.language.compute.matrices import adaptable, settled_targets, unknown_words
 from stoker.cookbooks.language.compute.objectives import ReferenceLogps
 from stoker.cookbooks.language.compute.slots import Slots

@@ -16,6 +16,7 @@ from tests.unit.cookbooks.language.shared.companions import Person
 with imported_later():
     import torch
 
+    from stoker.cookbooks.language.compute.math import PointwiseKernels
     from tests.unit.cookbooks.language.engine.general_bases import general_base
     from tests.unit.cookbooks.language.shared.test_shared_running import losses, same_bits, train
 
@@ -90,13 +91,23 @@ def test_both_paths_teach_the_same(person: People) -> None:
     fast, general = person(0, path="fast", **said), person(0, world="general", path="general", **said)
     train(fast)
     train(general)
-    assert "fast path: its blocks are those of llama" in fast.log
+    assert "fast path: its blocks are those of llama, compared by the logits of 1 of them" in fast.log
     assert "general path: path=general" in general.log
     assert losses(general) == pytest.approx(losses(fast), rel=1e-5)
     assert fast.weights.keys() == general.weights.keys()
     for name, pair in fast.weights.items():
         for mine, theirs in zip(pair, general.weights[name], strict=True):
             assert torch.allclose(mine, theirs, rtol=1e-3, atol=1e-5)
+
+
+def test_blocks_that_compute_something_else_are_refused_on_the_fast_path_alone(
+    person: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PointwiseKernels, "gate", staticmethod(lambda opened, up: opened * up))
+    refused = person(0, path="fast", **ALL)
+    train(refused)
+    assert isinstance(refused.ended, BadInput)
+    assert "can't take the fast path: its logits differ from those of transformers by" in str(refused.ended)
 
 
 @pytest.mark.parametrize(
