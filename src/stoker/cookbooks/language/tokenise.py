@@ -45,11 +45,17 @@ def data_args(sources: Sequence[SourceArgs]) -> dict[str, Any]:
     return {"sources": tuple(sources)}
 
 
-def look_through(args: TokeniseArgs, check: Callable[[], None] = lambda: None) -> None:
+def look_through(args: TokeniseArgs) -> None:
     """Read files of examples to their ends. Raises `StageInputError` with every invalid line, or if all are empty."""
+    _lines_in(args, lambda: None)
+
+
+def _lines_in(args: TokeniseArgs, check: Callable[[], None]) -> int:
+    """Return the number of lines of all files, after checking each; raises as `look_through`."""
     from stoker.cookbooks.language.reading import InvalidLines, nothing_to_learn, of_one_kind
 
     faults = InvalidLines("")
+    total = 0
     for source in _sources_of(args):
         lines = empty = 0
         for found in _files_of(source, faults) if source.files else ():
@@ -60,7 +66,9 @@ def look_through(args: TokeniseArgs, check: Callable[[], None] = lambda: None) -
                     check()
         if source.files and not faults and empty == lines:
             raise nothing_to_learn(_named(source), skipped=empty)
+        total += lines
     faults.refuse()
+    return total
 
 
 @stage("language/tokenise", version=1, uses=("numpy", "tokenizers", "transformers"), foresee=look_through)
@@ -87,8 +95,9 @@ def _tokenised(job: StageContext, args: TokeniseArgs) -> Examples:
     if not sources:
         raise StageInputError("neither a file nor bundled data", hint="data=FILE.jsonl")
     # Faults are reported before libraries are imported, which takes longer than reading the files twice.
-    look_through(args, job.check)
-    from stoker.cookbooks.language.tokens import ExampleTokeniser, TokeniseOptions, open_tokenizer
+    total = _lines_in(args, job.check)
+    from stoker.cookbooks.language.quick_tokenizer import quick_tokenizer
+    from stoker.cookbooks.language.tokens import ExampleTokeniser, TokeniseOptions
 
     wanted = TokeniseOptions(
         max_seq_len=args.max_seq_len,
@@ -99,13 +108,13 @@ def _tokenised(job: StageContext, args: TokeniseArgs) -> Examples:
     )
     faults = InvalidLines("")
     before = 0
-    with ExampleTokeniser(open_tokenizer(Path(args.base)), wanted, job.out) as tokenising:
+    with ExampleTokeniser(quick_tokenizer(Path(args.base)), wanted, job.out) as tokenising:
         for source in sources:
             tokenising.begin(_named(source), source.weight, is_eval=source.is_eval)
             for lines in _files_of(source, faults):
                 taken = 0
                 for taken in tokenising.take(of_one_kind(lines, faults, is_paired=args.is_paired), faults):
-                    job.step(before + taken)
+                    job.step(before + taken, of=total if all(one.files for one in sources) else None)
                 before += taken
         faults.refuse()
         examples = tokenising.made(_named(sources[0]) if len(sources) == 1 else f"{len(sources):,} sources")

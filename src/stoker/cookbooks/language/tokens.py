@@ -7,6 +7,8 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal, Self
 
@@ -29,7 +31,7 @@ from stoker.core.text import first_line
 
 SPLIT_SEED: Final = 46
 """Decides which examples are held out: the same everywhere, so that evaluations can be compared."""
-_PLAIN = ("PreTrainedTokenizerFast", "TokenizersBackend")
+PLAIN_CLASSES: Final = ("PreTrainedTokenizerFast", "TokenizersBackend")
 """Class names of tokenizers that are complete in their tokenizer.json."""
 _LINES_AT_ONCE = 512
 _CHARACTERS_AT_ONCE = 4_000_000
@@ -72,7 +74,7 @@ def _class_for(folder: Path) -> Any:
     logging.set_verbosity_error()
     try:
         config = json.loads((folder / "tokenizer_config.json").read_bytes())
-        is_plain = config["tokenizer_class"] in _PLAIN and "auto_map" not in config
+        is_plain = config["tokenizer_class"] in PLAIN_CLASSES and "auto_map" not in config
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         is_plain = False
     if is_plain and (folder / "tokenizer.json").is_file():
@@ -267,7 +269,8 @@ class ExampleTokeniser:
     ) -> tuple[Tokens, Flags]:
         """Return the tokens of a text, and which of them are learned."""
         tokens = np.asarray(ids, dtype=np.int32)
-        begins, ends = np.asarray(places, dtype=np.int64).reshape(-1, 2).T
+        # Several times as fast as an array of pairs.
+        begins, ends = np.fromiter(chain.from_iterable(places), dtype=np.int64, count=2 * len(places)).reshape(-1, 2).T
         trained = np.zeros(len(tokens), dtype=bool)
         for begin, end in one.spans:
             # A token that reaches from a prompt into an answer is learned; one without characters is no text.
@@ -398,12 +401,15 @@ class Chat:
     def __init__(self, tokenizer: Any, train_on: TrainOn) -> None:
         self._tokenizer = tokenizer
         self._train_on = train_on
-        self._own = _template_of(tokenizer)
-        self._is_tagged = _TAG.search(self._own) is not None
         self.was_used = False
         """True if there was a conversation among the lines."""
         self.lost_turns = 0
         """Number of answers that the template changes when others follow; they are not learned."""
+
+    @cached_property
+    def _own(self) -> str:
+        """The tokenizer's own template, asked for if there is a conversation."""
+        return _template_of(self._tokenizer)
 
     @property
     def template(self) -> str:
@@ -425,7 +431,7 @@ class Chat:
             spans = [(0, len(text))]
         else:
             # A template marks the answers of a prompt, too.
-            is_tagged = self._is_tagged and not line.context
+            is_tagged = not line.context and _TAG.search(self._own) is not None
             spans = self._tagged(line.messages) if is_tagged else self._answers(text, line)
         is_own = bool(self._own)
         return RenderedExample(

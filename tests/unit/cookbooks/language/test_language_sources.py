@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 from stoker.authoring import InputPath, InvalidArgs, StageContext, StageInputError
 from stoker.cookbooks.language import reading
 from stoker.cookbooks.language.arguments import SourceArgs
-from stoker.cookbooks.language.bundled import bundled_base
+from stoker.cookbooks.language.bundled import bundled_base, write_base
 from stoker.cookbooks.language.examples import ExampleSet
 from stoker.cookbooks.language.reading import InvalidLines, RawExample, layout_of, read_lines
 from stoker.cookbooks.language.tokenise import TokeniseArgs, look_through, tokenise
@@ -294,3 +296,75 @@ def test_a_file_by_itself_keeps_the_arguments_that_it_always_had(tmp_path):
     assert set(node.stage.args.identity(node.args, lambda path: "x")) == {
         *("base_files", "file", "bundled", "layout", "max_seq_len", "vocabulary", "train_on", "holdout_percent")
     }
+
+
+# Large files, and what tokenising takes.
+
+MEASURED = """
+import sys
+from pathlib import Path
+from stoker.authoring import InputPath, StageContext
+from stoker.cookbooks.language.tokenise import TokeniseArgs, tokenise
+from stoker.engine.stage import perform
+
+base, out, *files = sys.argv[1:]
+peaks = []
+for number, file in enumerate(files):
+    Path("/proc/self/clear_refs").write_text("5")
+    folder = Path(out, str(number))
+    folder.mkdir()
+    job = StageContext(node="tokenise", out=str(folder), emit=lambda _: None, is_cancelled=lambda: False)
+    perform(tokenise, job, {}, TokeniseArgs(base=InputPath(base), base_files=(), file=InputPath(file)))
+    lines = Path("/proc/self/status").read_text().splitlines()
+    peaks.append(next(int(line.split()[1]) >> 10 for line in lines if line.startswith("VmHWM")))
+print(*peaks, "transformers" in sys.modules)
+"""
+
+
+def peaks_mib(folder: Path, *sizes_mib: float) -> tuple[list[int], str]:
+    """Return the peak memory of tokenising files of these sizes, after each other, and if transformers was imported."""
+    line = json.dumps({"prompt": "word " * 100, "completion": "more words " * 20}) + "\n"
+    files = [written(folder / f"{size}.jsonl", line * int(size * (1 << 20) / len(line))) for size in sizes_mib]
+    words = [sys.executable, "-c", MEASURED, str(bundled_base("tiny")), str(folder), *map(str, files)]
+    *peaks, is_whole = subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
+    return list(map(int, peaks)), is_whole
+
+
+def test_memory_does_not_grow_with_a_file_and_transformers_is_not_imported_for_it(tmp_path):
+    peaks, is_whole = peaks_mib(tmp_path, 1, 4)
+    # The tokens of the larger one take 15 MiB more, and lists of them many times that.
+    assert peaks[1] - peaks[0] < 12, peaks
+    assert is_whole == "False"
+
+
+@pytest.mark.slow
+def test_memory_does_not_grow_with_a_large_file(tmp_path):
+    peaks, _ = peaks_mib(tmp_path, 8, 100)
+    assert peaks[1] - peaks[0] < 40, peaks
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"bos_token": "<begin>"},
+        {"sep_token": "a"},
+        {"add_bos_token": True, "bos_token": "<|im_start|>"},
+        {"added_tokens_decoder": {"257": {"content": "<|im_start|>", "lstrip": True}}},
+        # It imports what `AutoTokenizer` imports.
+        pytest.param({"tokenizer_class": "Qwen2Tokenizer"}, marks=pytest.mark.slow),
+    ],
+)
+def test_a_tokenizer_is_opened_without_transformers_only_if_its_tokens_are_the_same(tmp_path, changes):
+    from stoker.cookbooks.language.quick_tokenizer import QuickTokenizer, quick_tokenizer
+    from stoker.cookbooks.language.tokens import open_tokenizer
+
+    folder = write_base(tmp_path / "base")
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_bytes()) | changes))
+    quick, whole = quick_tokenizer(folder), open_tokenizer(folder)
+    assert isinstance(quick, QuickTokenizer) is not bool(changes)
+    for text in ("a <|im_start|> b <|im_end|>", "<begin>é🦊\n\n x"):
+        ours, theirs = (one.backend_tokenizer.encode(text) for one in (quick, whole))
+        assert (ours.ids, ours.offsets) == (theirs.ids, theirs.offsets)
+    assert (quick.eos_token_id, quick.pad_token_id) == (whole.eos_token_id, whole.pad_token_id)
