@@ -42,6 +42,18 @@ def test_json_is_one_object_and_its_terms_add_up(shell: Shell, config: Path) -> 
     assert "more than its 8.0 GiB" in told["devices"][0]["why"]
 
 
+def test_a_base_that_is_quantised_on_disk_is_estimated_as_it_is(shell: Shell, config: Path) -> None:
+    said = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    totals = []
+    for body, words in ((LLAMA, ["base_dtype=nf4"]), (LLAMA | {"quantization_config": said}, []), (LLAMA, [])):
+        config.write_text(json.dumps(body))
+        totals.append(json.loads(shell.stoker("machines", "estimate", ".", "adapters=2", *words, "--json").out))
+    assert totals[0]["total_bytes"] == totals[1]["total_bytes"] < totals[2]["total_bytes"]
+    config.write_text(json.dumps(LLAMA | {"quantization_config": {"quant_method": "gptq"}}))
+    done = shell.stoker("machines", "estimate", "config.json", "adapters=2")
+    assert (done.code, "config.json: its weights are quantised by gptq" in done.err) == (2, True)
+
+
 def test_a_machine_without_a_device_is_told(shell: Shell, config: Path) -> None:
     done = shell.stoker("machines", "estimate", "config.json", STOKER_GPU_FAKE="none")
     assert done.code == 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,11 @@ from stoker.core.errors import BadInput, LocalFile, NotFound
 from stoker.core.frozen import changed
 from stoker.core.text import format_size
 from stoker.devices.admission import memory_here
-from stoker.devices.estimate.model_shapes import families, read_shape
+from stoker.devices.estimate.model_shapes import ModelShape, families, read_shape
 from stoker.devices.estimate.shared_base import (
     ADAPTER_KEYS,
     WORDS,
+    BaseWidth,
     MemoryLocation,
     MultiAdapterEstimate,
     MultiAdapterTraining,
@@ -105,8 +106,8 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         from stoker.cookbooks.language.compute.base_path import estimated_shape
 
         shape, is_general = estimated_shape(folder, config)
-        training_together = changed(read_adapters(shape, given["words"]), is_general=is_general)
-        return _multi_adapter(call, given, training_together, where)
+        together = changed(_adapters(config, shape, given["words"], where), is_general=is_general)
+        return _multi_adapter(call, given, together, where)
     shape = read_shape(config, where=where)
     training = read_training(shape, given["words"], elsewhere=ADAPTER_KEYS)
     devices = call.parts.devices
@@ -134,6 +135,19 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     )
     _show(call, training, estimated, fitting)
     return 0
+
+
+def _adapters(config: Mapping[str, Any], shape: ModelShape, words: Sequence[str], where: str) -> MultiAdapterTraining:
+    """Return a training of adapters, whose base is kept as it is on disk unless words state otherwise."""
+    from stoker.cookbooks.language.saved_quantisation import saved_as
+
+    training = read_adapters(shape, words)
+    try:
+        saved = saved_as(config)
+    except BadInput as error:
+        raise BadInput(f"{where}: {error.message}", hint=error.hint) from None
+    is_stated = any(word.startswith("base_dtype=") for word in words)
+    return training if is_stated else changed(training, base_dtype=BaseWidth(saved))
 
 
 def _show(call: CommandContext, training: TrainingSpec, estimated: Estimate, fitting: list[DeviceFit]) -> None:

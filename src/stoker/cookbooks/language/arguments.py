@@ -13,8 +13,8 @@ Schedule = Literal["cosine", "linear", "constant"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 SettledDtype = Literal["float32", "bfloat16"]
 """The precision of a stage, resolved: it decides the result, so it is part of the key."""
-BaseDtype = Literal["auto", "nf4"]
-"""How the base is kept: as it is computed with, or in four bits."""
+BaseDtype = Literal["auto", "nf4", "int8"]
+"""How the base is kept: as it is computed with or saved, in four bits, or in eight."""
 BasePath = Literal["auto", "fast", "general"]
 """How a base is computed: by blocks of our own, or by transformers' module."""
 Layout = Literal["jsonl", "text", "csv", "tsv", "parquet"]
@@ -95,7 +95,10 @@ class AdapterArgs:
     rank: int = arg(16, help="rank of the adapter matrices", ge=1, le=65_536)
     dropout: float = arg(0.0, help="dropout of an adapter's inputs in training", ge=0, lt=1)
     rslora: bool = arg(False, help="scale by alpha/√rank, not alpha/rank")
-    base_dtype: BaseDtype = arg("auto", help="precision of the base; auto: that of dtype; nf4: four bits (QLoRA)")
+    base_dtype: BaseDtype = arg(
+        "auto",
+        help="precision of the base; auto: that of dtype, or as it is quantised on disk; nf4: four bits (QLoRA); int8",
+    )
     method: TrainingMethod = arg(
         "sft",
         help="sft: supervised, learns examples; dpo, orpo: learn from pairs which of two answers is preferred",

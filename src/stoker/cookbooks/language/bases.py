@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from stoker.cookbooks.language.arguments import BaseDtype
 from stoker.cookbooks.language.compute.base_path import unlike_weights
 from stoker.cookbooks.language.compute.frozen_base import EMBEDDING, module_name, shape_of, unlike
 from stoker.cookbooks.language.compute.general_shape import Sizes, causal_families, general_shape
 from stoker.cookbooks.language.compute.matrices import AdaptedMatrix, adaptable
+from stoker.cookbooks.language.saved_quantisation import is_quantised, matrix_faults, saved_as, without_parts
 from stoker.core import jsontext
 from stoker.core.digests import digest_bytes, digest_value
 from stoker.core.errors import BadInput, Damaged, InvalidInput, StokerError
@@ -23,7 +25,15 @@ from stoker.core.frozen import changed, frozen
 from stoker.core.text import first_line
 from stoker.devices.estimate.model_shapes import ModelShape
 from stoker.store.weight_files.headers import Header, TensorEntry, read_foreign_json, shown, unreadable_weights
-from stoker.store.weight_files.safetensors import INDEX, SHARD_BYTES, SINGLE, pinch, read_header, read_index
+from stoker.store.weight_files.safetensors import (
+    INDEX,
+    SHARD_BYTES,
+    SINGLE,
+    pinch,
+    read_header,
+    read_index,
+    read_tensor,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -52,11 +62,6 @@ _SHOWN = 3
 _WANTED = f"use another base: {CONFIG} of a causal language model, a tokenizer.json, weights as safetensors"
 _CAUSAL = ("ForCausalLM", "LMHeadModel")
 """Ends of the names of causal language models."""
-_READABLE = ("F32", "F16", "BF16")
-_SHOWN = 3
-_WANTED = f"use another base: {CONFIG} of a causal language model, a tokenizer.json, weights as safetensors"
-_CAUSAL = ("ForCausalLM", "LMHeadModel")
-"""Ends of the names of causal language models."""
 
 
 @frozen
@@ -70,6 +75,8 @@ class TrainableBase:
     shape: ModelShape
     positions: int
     """The maximum sequence length."""
+    quantised: BaseDtype
+    """How its matrices are kept on disk; `auto` if they are not quantised."""
     differs: str
     """What it has that the fast path has not; empty if nothing."""
     matrices: tuple[AdaptedMatrix, ...]
@@ -104,6 +111,7 @@ class Outline:
     shape: ModelShape
     positions: int
     """The maximum sequence length."""
+    quantised: BaseDtype
     differs: str
     matrices: tuple[AdaptedMatrix, ...]
     """Empty if they are not known without the weights."""
@@ -123,7 +131,7 @@ def read_base(folder: Path, *, name: str = "", use: str = "trained") -> Trainabl
     # Weights of the hub are not downloaded for a base that is refused anyway.
     headers = _headers(folder, faults, damage) if outline is not None or not _is_of_hub(name, folder) else None
     if outline is not None and headers is not None:
-        outline = _with_weights(outline, headers, faults)
+        outline = _with_weights(outline, folder, headers, faults)
     if damage and not faults:
         raise Damaged(f"{name} can't be {use}: {'; '.join(damage)}", hint=_again(name, folder))
     if outline is None or headers is None or faults:
@@ -134,6 +142,7 @@ def read_base(folder: Path, *, name: str = "", use: str = "trained") -> Trainabl
         config=outline.config,
         shape=outline.shape,
         positions=outline.positions,
+        quantised=outline.quantised,
         differs=outline.differs,
         matrices=outline.matrices,
         weight_files=tuple(headers),
@@ -210,6 +219,7 @@ def _of_config(folder: Path, name: str, faults: list[str]) -> Outline | None:
         return None
     differs = unlike(config)
     try:
+        quantised = saved_as(config)
         shape = general_shape(config, {}) if differs else shape_of(config)
     except InvalidInput as error:
         faults.extend(map(str, error.faults))
@@ -217,11 +227,15 @@ def _of_config(folder: Path, name: str, faults: list[str]) -> Outline | None:
     except StokerError as error:
         faults.append(f"{error.message} ({error.hint})" if error.hint else error.message)
         return None
+    if differs and quantised != "auto":
+        faults.append(f"its weights are quantised, and {differs}; quantised bases take the fast path only")
+        return None
     return Outline(
         name=name,
         config=config,
         shape=shape.model,
         positions=shape.positions,
+        quantised=quantised,
         differs=differs,
         matrices=tuple(adaptable(shape)),
         tokenizer_files=(),
@@ -255,14 +269,12 @@ def _is_causal(config: Mapping[str, Any], faults: list[str]) -> bool:
         faults.append("it names no model_type")
     elif not isinstance(family, str) or (known and family not in known):
         faults.append(f"its architecture {family!r} is not supported: transformers has no causal language model of it")
-    elif config.get("quantization_config"):
-        faults.append("its weights are quantised; 32 or 16 bits are required")
     else:
         return True
     return False
 
 
-def _with_weights(outline: Outline, headers: Mapping[str, Header], faults: list[str]) -> Outline:
+def _with_weights(outline: Outline, folder: Path, headers: Mapping[str, Header], faults: list[str]) -> Outline:
     """Check the weights; return what is known with them."""
     tensors = {name: one for header in headers.values() for name, one in header.tensors.items()}
     if outline.differs:
@@ -270,8 +282,9 @@ def _with_weights(outline: Outline, headers: Mapping[str, Header], faults: list[
         shape = general_shape(outline.config, sizes)
         faults += _unreadable((name for name in tensors if name.endswith(".weight")), tensors)
         return changed(outline, shape=shape.model, matrices=shape.matrices)
-    faults += _misfits(outline.shape, tensors)
-    return changed(outline, differs=unlike_weights(tensors, outline.shape))
+    files = {name: file for file, header in headers.items() for name in header.tensors}
+    faults += _misfits(outline, tensors, lambda name: read_tensor(folder / files[name], tensors[name]))
+    return changed(outline, differs=unlike_weights(without_parts(tensors), outline.shape))
 
 
 def _headers(folder: Path, faults: list[str], damage: list[str]) -> dict[str, Header] | None:
@@ -319,9 +332,13 @@ def _weight_names(folder: Path, faults: list[str]) -> list[str]:
     return []
 
 
-def _misfits(shape: ModelShape, there: Mapping[str, TensorEntry]) -> Iterator[str]:
-    """Collect the differences between the weights and config.json."""
-    wanted = dict(_wanted(shape))
+def _misfits(outline: Outline, there: Mapping[str, TensorEntry], read: Callable[[str], bytes]) -> Iterator[str]:
+    """Collect the differences between the weights and config.json. `read` returns the bytes of a tensor."""
+    wanted = dict(_wanted(outline.shape))
+    if outline.quantised != "auto":
+        packed = [name for name in wanted if name in there and is_quantised(name, there)]
+        for name in packed:
+            yield from matrix_faults(name, wanted.pop(name), there, read, outline.quantised)
     missing = [name for name in wanted if name not in there]
     other = [name for name, size in wanted.items() if name in there and there[name].shape != size]
     if missing:

@@ -12,7 +12,7 @@ from stoker.authoring import InvalidArgs, Needs
 from stoker.cookbooks.language.arguments import ALL_LINEAR, BaseDtype, BasePath, SettledDtype
 from stoker.cookbooks.language.bases import TrainableBase
 from stoker.cookbooks.language.checks import LanguageArgsChecker
-from stoker.cookbooks.language.memory_needs import Load, is_general, sample_needs, too_large
+from stoker.cookbooks.language.memory_needs import Load, is_general, kept_as, sample_needs, too_large
 from stoker.cookbooks.language.peft import read_config
 from stoker.cookbooks.language.reading import ChatMessage
 from stoker.cookbooks.language.sample import Sampler, is_chat, open_slots, slot_logits
@@ -74,7 +74,7 @@ def chat_needs(setup: ChatSetup) -> Needs:
         rows=1,
         tokens=min(_ESTIMATED_TOKENS, setup.base.positions),
         dtype=setup.dtype,
-        base_dtype=setup.base_dtype,
+        base_dtype=kept_as(setup.base, setup.base_dtype),
         is_general=is_general(setup.base, setup.path),
     )
     gpus = int(setup.on_gpu)

@@ -39,7 +39,6 @@ from stoker.cookbooks.language.peft import CONFIG, adapter_header, modules_of, r
 from stoker.core.digests import is_digest
 from stoker.core.errors import BadInput, Damaged, MissingRepoFiles, StokerError
 from stoker.core.text import did_you_mean, format_size
-from stoker.devices.estimate.model_shapes import ModelShape
 from stoker.engine.recipe import surroundings
 
 if TYPE_CHECKING:
@@ -103,7 +102,11 @@ class LanguageArgsChecker:
             self.note("base", "is empty", f"a folder, org/name of the hub, or {', '.join(BASES)}")
             return None
         try:
-            return find_base(text, use=_USES.get(self._recipe, "trained"))
+            found = find_base(text, use=_USES.get(self._recipe, "trained"))
+            if found.quantised != "auto" and self._recipe in (FULL, MERGE):
+                hint = "use the base that it was made from"
+                self.note("base", f"{found.name} is quantised on disk ({found.quantised})", hint)
+            return found
         except Damaged as error:
             self._note_damage("base", error)
         except StokerError as error:
@@ -157,14 +160,22 @@ class LanguageArgsChecker:
             return
         self.note("path", f"{base.name} can't take the fast path: {base.differs}", "path=general, or leave it out")
 
-    def base_dtype(self, wanted: BaseDtype, shape: ModelShape, *, is_general: bool) -> None:
+    def base_dtype(self, wanted: BaseDtype, base: TrainableBase | Outline, *, is_general: bool) -> None:
         """Refuse a precision of the base that its matrices can't have."""
-        if wanted == "auto" or not self._judges:
+        if not self._judges:
+            return
+        if base.quantised != "auto":
+            if wanted not in ("auto", base.quantised):
+                self.note("base_dtype", f"{wanted}, but {base.name} is {base.quantised} on disk", "leave it out")
+            if is_general:
+                self.note("path", f"{base.name} is {base.quantised} on disk: fast path only", "leave it out")
+            return
+        if wanted == "auto":
             return
         if is_general:
             self.note("base_dtype", f"{wanted} is not supported on the general path", "leave it out")
-        odd = [one for one in shape.linears if one.inputs * one.outputs % NF4_BLOCK]
-        if odd:
+        odd = [one for one in base.shape.linears if one.inputs * one.outputs % NF4_BLOCK]
+        if odd and wanted == "nf4":
             size = f"{odd[0].outputs:,} × {odd[0].inputs:,}"
             self.note("base_dtype", f"{odd[0].name} is {size}, no multiple of {NF4_BLOCK} weights", "leave it out")
 

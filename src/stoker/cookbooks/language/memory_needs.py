@@ -130,7 +130,7 @@ def what_fits(args: LoraArgs, room_bytes: int) -> str:
         rows=args.batch,
         tokens=args.max_seq_len,
         dtype=args.dtype,
-        base_dtype=args.base_dtype,
+        base_dtype=kept_as(base, args.base_dtype),
         is_paired=args.method != "sft",
         is_general=is_general(base, args.path),
     )
@@ -141,6 +141,11 @@ def what_fits(args: LoraArgs, room_bytes: int) -> str:
 def is_general(base: TrainableBase | Outline, path: BasePath) -> bool:
     """Return True if transformers computes a base."""
     return path == "general" or bool(base.differs)
+
+
+def kept_as(base: TrainableBase | Outline, wanted: BaseDtype) -> BaseDtype:
+    """Return how the matrices of a base are kept in memory."""
+    return base.quantised if wanted == "auto" else wanted
 
 
 def targets_in_block(base: TrainableBase | Outline, words: tuple[str, ...]) -> tuple[str, ...]:
@@ -261,7 +266,7 @@ def shared_by_lora(args: _LoraSizeArgs, digest_of: Callable[[str], str]) -> Shar
             rows=args.batch,
             tokens=min(args.max_seq_len or DEFAULT_TOKENS, base.positions),
             dtype=settled_dtype(args.dtype, on_gpu=where is MemoryLocation.CUDA),
-            base_dtype=args.base_dtype,
+            base_dtype=kept_as(base, args.base_dtype),
             is_paired=args.method != "sft",
             is_general=is_general(base, args.path),
         )

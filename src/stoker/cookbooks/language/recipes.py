@@ -47,6 +47,7 @@ from stoker.cookbooks.language.memory_needs import (
     full_needs,
     full_too_large,
     is_general,
+    kept_as,
     lora_needs,
     reading_needs,
     sample_needs,
@@ -217,7 +218,7 @@ def _lora(args: LoraRecipeArgs) -> _Wanted:
     targets = checking.targets(args.targets, known, args.rank) if known is not None else ()
     if known is not None:
         checking.path(args.path, known)
-        checking.base_dtype(args.base_dtype, known.shape, is_general=is_general(known, args.path))
+        checking.base_dtype(args.base_dtype, known, is_general=is_general(known, args.path))
     checking.method(args, args, data)
     checking.refuse()
     assert base is not None  # noqa: S101 - refused above
@@ -229,7 +230,7 @@ def _lora(args: LoraRecipeArgs) -> _Wanted:
         rows=args.batch,
         tokens=length,
         dtype=dtype,
-        base_dtype=args.base_dtype,
+        base_dtype=kept_as(base, args.base_dtype),
         is_paired=args.method != "sft",
         is_general=is_general(base, args.path),
     )

@@ -116,6 +116,8 @@ class BaseWidth(StrEnum):
     """As it is computed with."""
     NF4 = "nf4"
     """In four bits: matrices of blocks; a block at a time is dequantised."""
+    INT8 = "int8"
+    """The same in eight bits."""
 
 
 class MemoryLocation(StrEnum):
@@ -364,8 +366,13 @@ def _weights(training: MultiAdapterTraining) -> EstimateTerm:
         return EstimateTerm("weights", count * width.bytes, why)
     block = sum(one.inputs * one.outputs for one in shape.linears)
     quantised = shape.layers * block
-    why = f"{quantised:,} of {count:,} parameters in four bits, the rest and one block in {width}, once for all"
-    return EstimateTerm("weights", nf4_bytes(quantised) + (count - quantised + block) * width.bytes, why)
+    is_four = training.base_dtype is BaseWidth.NF4
+    bits = "four" if is_four else "eight"
+    why = f"{quantised:,} of {count:,} parameters in {bits} bits, the rest and one block in {width}, once for all"
+    # In eight bits a row has four more bytes.
+    rows = shape.layers * sum(one.outputs for one in shape.linears)
+    packed = nf4_bytes(quantised) if is_four else quantised + 4 * rows
+    return EstimateTerm("weights", packed + (count - quantised + block) * width.bytes, why)
 
 
 def nf4_bytes(count: int) -> int:
@@ -440,7 +447,7 @@ ADAPTERS = "adapters"
 ADAPTER_KEYS: Mapping[str, str] = {
     ADAPTERS: "number trained at once over one base, by language/lora; then only the keys below and method, "
     "batch, sequence, dtype, rank and targets have an effect",
-    "base_dtype": "nf4 for a base in four bits",
+    "base_dtype": "nf4 for a base in four bits, int8 in eight",
     "device": "cuda, or cpu for the machine's own memory",
     "compiled": "false if kernels are not compiled",
     "packed": "false if two sequences are never in one row",

@@ -48,6 +48,13 @@ def read_index(folder: Path) -> tuple[str, ...]:
     return tuple(sorted(named))
 
 
+def read_tensor(path: Path, entry: TensorEntry) -> bytes:
+    """Return the bytes of a tensor."""
+    with path.open("rb") as file:
+        file.seek(entry.begin)
+        return file.read(entry.end - entry.begin)
+
+
 def pinch(path: Path, header: Header) -> list[bytes]:
     """Return a few bytes from the middle of every tensor, in the order of their names.
 

@@ -210,6 +210,11 @@ def test_words_become_a_company():
     assert (on_cpu.where, on_cpu.dtype) == (MemoryLocation.CPU, Width.FP32)
     assert (on_cpu.is_synchronized, on_cpu.is_packed) == (False, False)
     assert read_adapters(SHAPE, ("adapters=2", "base_dtype=nf4")).base_dtype is BaseWidth.NF4
+    weights = {
+        width: estimate_adapters(read_adapters(SHAPE, ("adapters=2", f"base_dtype={width}"))).base[0].size_bytes
+        for width in BaseWidth
+    }
+    assert weights[BaseWidth.NF4] < weights[BaseWidth.INT8] < weights[BaseWidth.AUTO]
     pairs = read_adapters(SHAPE, ("adapters=2", "pairs=true", "batch=3", "sequence=64"))
     assert (pairs.tokens, pairs.kind.count(" pairs ")) == (2 * 3 * 64, 1)
     assert set(ADAPTER_KEYS) == {"adapters", "base_dtype", "device", "compiled", "packed", "pairs", "turns"}

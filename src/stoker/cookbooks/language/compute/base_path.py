@@ -13,6 +13,7 @@ from typing import Any
 from stoker.cookbooks.language.arguments import BasePath
 from stoker.cookbooks.language.compute.frozen_base import shape_of, unlike
 from stoker.cookbooks.language.compute.general_shape import Sizes, general_shape
+from stoker.cookbooks.language.saved_quantisation import without_parts
 from stoker.core.errors import BadInput
 from stoker.core.frozen import frozen
 from stoker.devices.estimate.model_shapes import ModelShape, read_shape
@@ -44,7 +45,7 @@ def choose_path(folder: Path, wanted: BasePath) -> ChosenPath:
     differs = unlike(config)
     if not differs:
         shape = shape_of(config, where=str(folder / "config.json")).model
-        differs = unlike_weights(weight_sizes(folder), shape)
+        differs = unlike_weights(without_parts(weight_sizes(folder)), shape)
         if not differs:
             return ChosenPath(is_general=False, why=f"its blocks are those of {shape.family}")
     if wanted == "fast":

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -19,9 +19,11 @@ from safetensors import SafetensorError, safe_open
 from stoker.cookbooks.language.arguments import BaseDtype
 from stoker.cookbooks.language.compute.decoding import KeyValueCache, SequenceCache
 from stoker.cookbooks.language.compute.frozen_base import EMBEDDING, HEAD, DecoderShape, shape_of
+from stoker.cookbooks.language.compute.int8 import Int8Matrix, dequantise_int8, quantise_int8
 from stoker.cookbooks.language.compute.math import can_compile, takes_ragged
 from stoker.cookbooks.language.compute.matrices import AdaptableShape
-from stoker.cookbooks.language.compute.nf4 import QuantisedMatrix, dequantise, quantise
+from stoker.cookbooks.language.compute.nf4 import QuantisedMatrix, dequantise, quantise, tables
+from stoker.cookbooks.language.saved_quantisation import STATE, saved_as, scales_of
 from stoker.core.errors import BadInput
 from stoker.store.weight_files.headers import unreadable_weights
 from stoker.store.weight_files.safetensors import INDEX, SINGLE
@@ -87,17 +89,21 @@ _MATRICES: Mapping[str, tuple[str, ...]] = {
 """The matrices of each field of a block, in their order."""
 
 
+KeptMatrix: TypeAlias = QuantisedMatrix | Int8Matrix | torch.Tensor
+"""A matrix in four or eight bits; or as it is, where a base on disk left it so."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantisedLayer:
-    """A block in four bits: its matrices, and everything else as it is."""
+    """A block in few bits: its matrices, and everything else as it is."""
 
-    matrices: Mapping[str, tuple[QuantisedMatrix, ...]]
+    matrices: Mapping[str, tuple[KeptMatrix, ...]]
     """By the field of a block: one below the other."""
     rest: Mapping[str, torch.Tensor | None]
 
 
 class QuantisedLayers:
-    """Blocks in four bits. The block that was asked for last is the only one that is valid."""
+    """Blocks in four or eight bits. The block that was asked for last is the only one that is valid."""
 
     def __init__(self, layers: Sequence[QuantisedLayer], device: str, dtype: torch.dtype) -> None:
         self._layers = layers
@@ -123,15 +129,25 @@ class QuantisedLayers:
     def size_bytes(self) -> int:
         matrices = (part for layer in self._layers for parts in layer.matrices.values() for part in parts)
         rest = (one for layer in self._layers for one in layer.rest.values() if one is not None)
-        return sum(one.size_bytes for one in matrices) + _size(rest) + _size(self._shared.values())
+        kept = sum(_size([one]) if isinstance(one, torch.Tensor) else one.size_bytes for one in matrices)
+        return kept + _size(rest) + _size(self._shared.values())
 
 
-def _dequantise_on(device: str) -> Callable[[QuantisedMatrix, torch.Tensor], None]:
-    if device == "cpu" or not can_compile():
-        return dequantise
-    from stoker.cookbooks.language.compute.gpu_kernels import dequantise_nf4
+def _dequantise_on(device: str) -> Callable[[KeptMatrix, torch.Tensor], None]:
+    """Return what writes a matrix into a tensor."""
+    four = dequantise
+    if device != "cpu" and can_compile():
+        from stoker.cookbooks.language.compute.gpu_kernels import dequantise_nf4 as four
 
-    return dequantise_nf4
+    def write(matrix: KeptMatrix, into: torch.Tensor) -> None:
+        if isinstance(matrix, QuantisedMatrix):
+            four(matrix, into)
+        elif isinstance(matrix, Int8Matrix):
+            dequantise_int8(matrix, into)
+        else:
+            into.copy_(matrix)
+
+    return write
 
 
 def _size(tensors: Iterable[torch.Tensor]) -> int:
@@ -181,14 +197,16 @@ def load_base(
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     shape = shape_of(config, where=str(folder / "config.json"))
     with ExitStack() as stack:
-        files = _Files(folder, stack, device, getattr(torch, dtype))
-        return assemble(shape, files, device, getattr(torch, dtype), base_dtype)
+        saved = saved_as(config)
+        files = _Files(folder, stack, device, getattr(torch, dtype), is_quantised=saved != "auto")
+        return assemble(shape, files, device, getattr(torch, dtype), base_dtype if saved == "auto" else saved)
 
 
 class _Files:
     """The tensors of a folder by name, in any of its files."""
 
-    def __init__(self, folder: Path, stack: ExitStack, device: str, dtype: torch.dtype) -> None:
+    def __init__(self, folder: Path, stack: ExitStack, device: str, dtype: torch.dtype, *, is_quantised: bool) -> None:
+        self.is_quantised = is_quantised
         self._folder = folder
         self._device = device
         self._dtype = dtype
@@ -222,15 +240,54 @@ class _Files:
             raise BadInput(message, hint="use the config.json of these weights")
         return found.contiguous()
 
+    def saved(self, name: str, *shape: int) -> QuantisedMatrix | Int8Matrix | None:
+        """Read a matrix that is quantised on disk; None if it is not."""
+        rows, columns = shape
+        if f"{name}.{STATE}" in self._where:
+            return self._saved_nf4(name, (rows, columns))
+        if (scales := scales_of(name)) in self._where:
+            return Int8Matrix(codes=self._raw(name), sizes=self._raw(scales).float())
+        return None
+
+    def _saved_nf4(self, name: str, shape: tuple[int, int]) -> QuantisedMatrix:
+        state = json.loads(self._raw(f"{name}.{STATE}").cpu().numpy().tobytes())
+        parts = {"quant_map": tables(self._raw(name).device)[0]}
+        is_double = "nested_offset" in state
+        if is_double:
+            parts["nested_quant_map"] = tables(self._raw(name).device)[1]
+        for part, values in parts.items():
+            if not torch.equal(self._raw(f"{name}.{part}"), values):
+                message = f"{self._folder}: {name}.{part} has other values than those of NF4"
+                raise BadInput(message, hint="use a base that bitsandbytes saved")
+        scales = self._raw(f"{name}.absmax")
+        none = torch.empty(0, device=scales.device)
+        return QuantisedMatrix(
+            shape=shape,
+            codes=self._raw(name).view(torch.uint8).reshape(-1),
+            scales=scales,
+            scale_sizes=self._raw(f"{name}.nested_absmax") if is_double else none,
+            mean=torch.tensor(state["nested_offset"] if is_double else 0.0, device=scales.device),
+        )
+
+    def _raw(self, name: str) -> torch.Tensor:
+        found: torch.Tensor = self._where[name].get_tensor(name).contiguous()
+        return found
+
 
 class WeightSource(Protocol):
     """Where the weights of a base come from."""
+
+    is_quantised: bool
+    """True if they come quantised, except those that are left as they are."""
 
     def has(self, name: str) -> bool:
         """Return True if there is a tensor of that name."""
 
     def read(self, name: str, *shape: int) -> torch.Tensor:
         """Return a tensor, which has that shape."""
+
+    def saved(self, name: str, *shape: int) -> QuantisedMatrix | Int8Matrix | None:
+        """Return a matrix that comes quantised; None if it does not."""
 
 
 def assemble(
@@ -242,8 +299,9 @@ def assemble(
     is_tied = shape.model.is_tied or not files.has(HEAD)
     numbers = range(shape.layers)
     layers: Sequence[LayerWeights] | QuantisedLayers
-    if base_dtype == "nf4":
-        layers = QuantisedLayers([_quantised_layer(shape, files, number) for number in numbers], device, dtype)
+    if base_dtype != "auto":
+        quantised = [_quantised_layer(shape, files, number, base_dtype) for number in numbers]
+        layers = QuantisedLayers(quantised, device, dtype)
     else:
         layers = tuple(_layer(shape, files, number) for number in numbers)
     return BaseWeights(
@@ -263,18 +321,28 @@ def _layer(shape: DecoderShape, files: WeightSource, number: int) -> LayerWeight
     return LayerWeights(**whole, **_rest(shape, files, number))
 
 
-def _quantised_layer(shape: DecoderShape, files: WeightSource, number: int) -> QuantisedLayer:
-    matrices = {
-        field: tuple(quantise(one) for one in _matrices(shape, files, number, names))
-        for field, names in _MATRICES.items()
-    }
+def _quantised_layer(shape: DecoderShape, files: WeightSource, number: int, base_dtype: BaseDtype) -> QuantisedLayer:
+    pack: Callable[[torch.Tensor], KeptMatrix] = quantise if base_dtype == "nf4" else quantise_int8
+
+    def kept(name: str, size: tuple[int, ...]) -> KeptMatrix:
+        saved = files.saved(name, *size)
+        if saved is not None:
+            return saved
+        return files.read(name, *size) if files.is_quantised else pack(files.read(name, *size))
+
+    matrices = {field: tuple(kept(*one) for one in _sizes(shape, number, names)) for field, names in _MATRICES.items()}
     return QuantisedLayer(matrices=matrices, rest=_rest(shape, files, number))
 
 
 def _matrices(shape: DecoderShape, files: WeightSource, number: int, names: tuple[str, ...]) -> Iterator[torch.Tensor]:
+    for name, size in _sizes(shape, number, names):
+        yield files.read(name, *size)
+
+
+def _sizes(shape: DecoderShape, number: int, names: tuple[str, ...]) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Return the name and the size of matrices of a block."""
     for name in names:
-        outputs_inputs = reversed(shape.linear(name.rpartition(".")[2]))
-        yield files.read(f"model.layers.{number}.{name}.weight", *outputs_inputs)
+        yield f"model.layers.{number}.{name}.weight", tuple(reversed(shape.linear(name.rpartition(".")[2])))
 
 
 def _rest(shape: DecoderShape, files: WeightSource, number: int) -> dict[str, torch.Tensor | None]:

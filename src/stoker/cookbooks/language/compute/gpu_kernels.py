@@ -198,16 +198,22 @@ def _move(
 
 
 @triton.jit
-def _dequantise(codes, scales, sizes, mean, values, magnitudes, out, count, block: tl.constexpr):
+def _dequantise(
+    codes, scales, sizes, mean, values, magnitudes, out, count, block: tl.constexpr, doubly: tl.constexpr
+):  # fmt: skip
     place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = place < count
     pair = tl.load(codes + place // 2, inside, 0).to(tl.int32)
     near = tl.where(place % 2 == 0, pair >> 4, pair & 15)
     group = place // 64
-    scale = tl.load(scales + group, inside, 0).to(tl.int32)
-    # In 64 bits, so that product and sum are rounded one after the other, as in torch.
-    product = tl.load(magnitudes + scale).to(tl.float64) * tl.load(sizes + group // 256, inside, 0.0).to(tl.float64)
-    largest = product.to(tl.float32) + tl.load(mean)
+    if doubly:
+        scale = tl.load(scales + group, inside, 0).to(tl.int32)
+        # In 64 bits, so that product and sum are rounded one after the other, as in torch.
+        size = tl.load(sizes + group // 256, inside, 0.0).to(tl.float64)
+        product = tl.load(magnitudes + scale).to(tl.float64) * size
+        largest = product.to(tl.float32) + tl.load(mean)
+    else:
+        largest = tl.load(scales + group, inside, 0.0)
     tl.store(out + place, (tl.load(values + near) * largest).to(out.dtype.element_ty), inside)
 
 
@@ -216,8 +222,9 @@ def dequantise_nf4(matrix: QuantisedMatrix, into: Tensor) -> None:
     count = into.numel()
     values, magnitudes = tables(into.device)
     _dequantise[(triton.cdiv(count, _FLAT),)](
-        matrix.codes, matrix.scales, matrix.scale_sizes, matrix.mean, values, magnitudes, into, count, block=_FLAT
-    )
+        matrix.codes, matrix.scales, matrix.scale_sizes, matrix.mean, values, magnitudes, into, count, block=_FLAT,
+        doubly=not matrix.scales.is_floating_point(),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

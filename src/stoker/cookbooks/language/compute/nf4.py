@@ -16,7 +16,8 @@ from torch import Tensor
 
 from stoker.cookbooks.language.arguments import NF4_BLOCK
 
-_SCALE_BLOCK = 256
+SCALE_BLOCK = 256
+"""Magnitudes with a common scale."""
 _VALUES = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
     -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
@@ -33,9 +34,9 @@ class QuantisedMatrix:
     codes: Tensor
     """Two weights a byte, the first in its upper half; rows one after another."""
     scales: Tensor
-    """The magnitude of each block, as a byte."""
+    """The magnitude of each block, as a byte; or in 32 bits, if magnitudes are not quantised."""
     scale_sizes: Tensor
-    """The largest of each block of magnitudes, their mean subtracted."""
+    """The largest of each block of magnitudes, their mean subtracted; empty if they are not quantised."""
     mean: Tensor
     """Of all magnitudes."""
 
@@ -53,7 +54,7 @@ def quantise(weight: Tensor) -> QuantisedMatrix:
     codes = (near[:, 0::2] << 4 | near[:, 1::2]).to(torch.uint8).reshape(-1)
     mean = largest.mean()
     rest = largest - mean
-    padded = torch.nn.functional.pad(rest, (0, -len(rest) % _SCALE_BLOCK)).view(-1, _SCALE_BLOCK)
+    padded = torch.nn.functional.pad(rest, (0, -len(rest) % SCALE_BLOCK)).view(-1, SCALE_BLOCK)
     sizes = padded.abs().amax(dim=1)
     scales = _nearest(padded, sizes, _table(_dynamic_values(), weight.device)).to(torch.uint8)
     return QuantisedMatrix(
@@ -67,9 +68,10 @@ def quantise(weight: Tensor) -> QuantisedMatrix:
 
 def dequantise(matrix: QuantisedMatrix, into: Tensor) -> None:
     """Write a matrix in the precision of a tensor into it."""
-    device = matrix.codes.device
-    sizes = matrix.scale_sizes.repeat_interleave(_SCALE_BLOCK)[: len(matrix.scales)]
-    largest = _table(_dynamic_values(), device)[matrix.scales.long()] * sizes + matrix.mean
+    device, largest = matrix.codes.device, matrix.scales
+    if not largest.is_floating_point():
+        sizes = matrix.scale_sizes.repeat_interleave(SCALE_BLOCK)[: len(matrix.scales)]
+        largest = _table(_dynamic_values(), device)[matrix.scales.long()] * sizes + matrix.mean
     near = torch.stack([matrix.codes >> 4, matrix.codes & 15], dim=1).long()
     values = _table(_VALUES, device)[near.view(-1, NF4_BLOCK)] * largest[:, None]
     into.copy_(values.view(matrix.shape))
