@@ -97,7 +97,12 @@ def short_names(chosen: Collection[str], names: Sequence[str]) -> tuple[str, ...
     everywhere = Counter(end for name in names for end in _ends(name))
     wanted = set(chosen)
     inside = Counter(end for name in names if name in wanted for end in _ends(name))
-    ends = (next(end for end in _ends(name) if inside[end] == everywhere[end]) for name in names if name in wanted)
+    # A name that begins with a number says less than one with the list before it.
+    ends = (
+        next(end for end in _ends(name) if end == name or (inside[end] == everywhere[end] and not end[0].isdigit()))
+        for name in names
+        if name in wanted
+    )
     return tuple(dict.fromkeys(ends))
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from stoker.cookbooks.language.bundled import TinyShape, write_base
 from stoker.cookbooks.language.kinds import Adapter
 from stoker.core.errors import BadInput, StageDiverged
 from tests.later import imported_later
@@ -86,15 +87,21 @@ def test_a_cancelled_member_goes_on_later_as_if_nothing_had_been(person: People,
     assert same_bits(again, whole)
 
 
-def test_both_paths_teach_the_same(person: People) -> None:
-    said: dict[str, Any] = {"accumulate": 2, "dropout": 0.0}
+def test_both_paths_teach_the_same(person: People, tmp_path: Path) -> None:
+    base = write_base(tmp_path / "base", TinyShape(hidden=32, inner=48, heads=2, kv_heads=1))
+    said: dict[str, Any] = {
+        "accumulate": 2,
+        "on": base,
+        "targets": ("layers.1.self_attn.q_proj", "v_proj", "*.up_proj"),
+    }
     fast, general = person(0, path="fast", **said), person(0, world="general", path="general", **said)
     train(fast)
     train(general)
-    assert "fast path: its blocks are those of llama, compared by the logits of 1 of them" in fast.log
+    assert "fast path: its blocks are those of llama, compared by the logits of 2 of them" in fast.log
     assert "general path: path=general" in general.log
     assert losses(general) == pytest.approx(losses(fast), rel=1e-5)
     assert fast.weights.keys() == general.weights.keys()
+    assert len(fast.weights) == 5
     for name, pair in fast.weights.items():
         for mine, theirs in zip(pair, general.weights[name], strict=True):
             assert torch.allclose(mine, theirs, rtol=1e-3, atol=1e-5)

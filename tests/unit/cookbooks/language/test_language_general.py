@@ -1,0 +1,154 @@
+"""Bases of families that only transformers computes: planned, estimated, trained, sampled and reported like others."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stoker.authoring import InvalidArgs
+from stoker.cookbooks.language.checks import find_base
+from stoker.cookbooks.language.compute.general_shape import causal_families, general_shape
+from stoker.cookbooks.language.compute.matrices import meant_by, settled_targets, short_names
+from stoker.core.errors import BadInput
+from stoker.devices.estimate.shared_base import MultiAdapterTraining, estimate_adapters, read_adapters
+from tests.later import imported_later
+from tests.unit.cookbooks.language.test_language_sharing import shared
+from tests.unit.cookbooks.language.walked_language import compiled, run_node
+
+with imported_later("torch"):
+    from tests.unit.cookbooks.language.engine.general_bases import general_base
+
+NAMES = [
+    f"transformer.h.{block}.{name}"
+    for block in range(2)
+    for name in ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
+]
+
+
+@pytest.fixture(scope="module")
+def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return general_base(tmp_path_factory.mktemp("general") / "gpt2", "gpt2")
+
+
+def faults_of(name: str, **given: Any) -> dict[str, str]:
+    with pytest.raises(InvalidArgs) as caught:
+        compiled(name, **given)
+    return {fault.where.rpartition(".")[2]: f"{fault.message} | {fault.hint}" for fault in caught.value.faults}
+
+
+@pytest.mark.parametrize(
+    ("words", "targets"),
+    [
+        (["all-linear"], ("c_attn", "c_proj", "c_fc")),
+        (["attention"], ("c_attn", "attn.c_proj")),
+        (["mlp"], ("c_fc", "mlp.c_proj")),
+        (["c_proj"], ("c_proj",)),
+        (["*.attn.*"], ("c_attn", "attn.c_proj")),
+        (["h.1.*", "c_fc"], ("c_fc", "h.1.attn.c_attn", "h.1.attn.c_proj", "h.1.mlp.c_proj")),
+        (["transformer.h.0.mlp.c_fc"], ("h.0.mlp.c_fc",)),
+    ],
+)
+def test_words_mean_matrices_and_are_settled_to_names_that_mean_the_same_in_peft(words, targets):
+    assert set(settled_targets(words, NAMES)) == set(targets)
+    meant = {name for word in words for name in meant_by(word, NAMES)}
+    assert {name for target in targets for name in meant_by(target, NAMES)} == meant
+
+
+def test_a_name_that_ends_another_is_made_longer():
+    assert short_names({"a.0.x"}, ["a.0.x", "b.0.x"]) == ("a.0.x",)
+    assert short_names({"0.x"}, ["0.x", "10.x"]) == ("0.x",)
+
+
+def test_families_are_those_of_transformers_which_is_not_imported():
+    assert {"gpt2", "gemma2", "llama", "mixtral", "mamba"} <= causal_families()
+    assert "bert_of_no_kind" not in causal_families()
+
+
+def test_a_base_of_any_family_is_known_by_the_sizes_of_its_weights(gpt2):
+    found = find_base(str(gpt2))
+    assert found.differs == "its architecture gpt2 is none of llama, mistral, qwen2, qwen3"
+    assert {one.name.partition(".h.")[2] for one in found.matrices} == {name.partition(".h.")[2] for name in NAMES}
+    assert [one.name for one in found.shape.linears] == ["c_attn", "attn.c_proj", "c_fc", "mlp.c_proj"]
+    assert (
+        found.shape.parameters
+        == sum(header["data_offsets"][1] - header["data_offsets"][0] for header in _headers(gpt2 / "model.safetensors"))
+        // 4
+    )
+    assert (found.shape.hidden, found.shape.layers, found.positions, found.vocabulary) == (32, 2, 64, 264)
+
+
+def _headers(file: Path) -> list[dict[str, Any]]:
+    content = file.read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    return [one for name, one in json.loads(content[8 : 8 + size]).items() if name != "__metadata__"]
+
+
+def test_a_config_without_sizes_is_refused():
+    with pytest.raises(BadInput, match=r"config\.json: hidden_size is missing"):
+        general_shape({"model_type": "novel"}, {})
+
+
+def test_words_for_targets_are_settled_by_the_module_and_are_part_of_the_work(gpt2):
+    plan = compiled("lora", base=str(gpt2), targets=["attention"], rank=4, samples=["1+1="])
+    assert plan.node("train_lora").args["targets"] == ("attention",)
+    assert [plan.node(name).args["path"] for name in ("train_lora", "sample")] == ["auto", "auto"]
+    whole = compiled("lora", base=str(gpt2), rank=4)
+    assert whole.node("train_lora").needs.memory_gib > plan.node("train_lora").needs.memory_gib
+
+
+@pytest.mark.parametrize(
+    ("given", "where", "message"),
+    [
+        ({"path": "fast"}, "path", "gpt2 can't take the fast path: its architecture gpt2 is none of llama"),
+        ({"targets": ["c_atn"]}, "targets", "no matrix 'c_atn' in this gpt2 model | did you mean 'c_attn'?"),
+        ({"targets": ["*.nothing"]}, "targets", "its matrices are c_attn, c_proj, c_fc; or all-linear, attention, mlp"),
+        ({"rank": 33}, "rank", "33 is larger than c_attn, which is 32 × 96 | rank=32 at most"),
+        ({"base_dtype": "nf4"}, "base_dtype", "nf4 is not supported on the general path"),
+        ({"max_seq_len": 65}, "max_seq_len", "65 tokens, but gpt2 reads 64 at most"),
+    ],
+)
+def test_what_such_a_base_can_not_do_is_refused_before_anything_runs(gpt2, given, where, message):
+    faults = faults_of("lora", base=str(gpt2), **{"rank": 4, **given})
+    assert list(faults) == [where]
+    assert message in faults[where]
+
+
+def test_adapters_on_different_paths_do_not_share_a_process(gpt2):
+    words = [shared("tiny", path=path).share_key for path in ("auto", "fast", "general")]
+    assert len(set(words)) == 3
+    assert shared(gpt2).share_key != shared(gpt2, path="general").share_key
+
+
+def test_a_pattern_that_means_all_blocks_is_a_name_on_the_fast_path():
+    plan = compiled("lora", targets=["*.q_proj", "model.layers.1.mlp.up_proj"])
+    assert plan.node("train_lora").args["targets"] == ("q_proj", "layers.1.mlp.up_proj")
+
+
+def test_autograd_keeps_more_than_the_fast_path(gpt2):
+    shape = find_base("tiny").shape
+    fast = estimate_adapters(read_adapters(shape, ["adapters=4"]))
+    general = estimate_adapters(MultiAdapterTraining(shape=shape, adapters=4, is_general=True))
+    assert general.needs.base_bytes == fast.needs.base_bytes
+    assert general.needs.member_bytes > 1.2 * fast.needs.member_bytes
+
+
+def test_an_adapter_over_such_a_base_goes_through_all_stages(gpt2, tmp_path):
+    plan = compiled(
+        "lora", base=str(gpt2), targets=["attention"], rank=4, steps=3, batch=2, max_seq_len=64, packing=True,
+        samples=["1+1="], sample_tokens=4,
+    )  # fmt: skip
+    examples = run_node(plan, "tokenise", tmp_path)
+    told: list[dict[str, Any]] = []
+    adapter = run_node(plan, "train_lora", tmp_path, said=told, examples=examples)
+    log = "\n".join(str(one) for one in told)
+    assert "general path: its architecture gpt2" in log
+    assert "rows are padded" not in log
+    samples = run_node(plan, "sample", tmp_path, adapter=adapter)
+    report = run_node(plan, "report_lora_samples", tmp_path, adapter=adapter, samples=samples)
+    config = json.loads((report.path / "adapter_config.json").read_text())
+    assert config["target_modules"] == ["attn.c_proj", "c_attn"]
+    assert config["fan_in_fan_out"] is True
+    assert "gpt2" in (report.path / "model-card.md").read_text()
