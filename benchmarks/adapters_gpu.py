@@ -14,6 +14,7 @@ bf16.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -66,7 +67,9 @@ def main() -> int:
     peft, company = _figures(told.get("peft", {}), "peft"), _figures(told.get("company", {}), "company")
     _speeds(bench, peft, company)
     _sameness(bench, company)
-    _whole_runs(bench, told.get("run", {}))
+    _whole_runs(bench, told.get("run", {}), WHOLE)
+    for name in sorted(name for name in told if name.startswith("run ")):
+        _whole_runs(bench, told[name], {"mixed-2048": WHOLE["mixed-2048"]}, f"{name.removeprefix('run ')}, ")
     _four_bits(bench, told.get("nf4", {}))
     _memory(bench, peft, company)
     _context(bench, told)
@@ -124,17 +127,17 @@ def _sameness(bench: Benchmark, company: Parts) -> None:
         bench.rows.append(_seconds_row(question, "8 adapters of rank 16, full rows", ours, theirs, WITHIN))
 
 
-def _whole_runs(bench: Benchmark, runs: Parts) -> None:
+def _whole_runs(bench: Benchmark, runs: Parts, cases: Mapping[str, tuple[str, float | None]], shape: str = "") -> None:
     """What is trained in a whole run once it has begun, beside the engine alone on the same machine."""
-    for name, (words, at_most) in WHOLE.items():
+    for name, (words, at_most) in cases.items():
         size = name.rpartition("-")[2].rpartition("x")[2]
-        question = f"8 adapters in a whole `stoker run`, once compiled, {words}: 1 M tokens"
+        question = f"{shape}8 adapters in a whole `stoker run`, once compiled, {words}: 1 M tokens"
         ours, engine = _seconds(runs.get(name)), _seconds(runs.get(f"engine-{size}"))
         bench.rows.append(_seconds_row(question, f"the engine alone, full rows, {size} tokens", ours, engine, at_most))
     for name, part in runs.items():
         if "whole_s" in part and "first_update_s" in part:
             whole = f"{part['whole_s']:.0f} s in all, {part['first_update_s']:.0f} s before its first update"
-            bench.notes.append(f"The whole run {name}, in an empty home: {whole} ({part['told'][-1]}).")
+            bench.notes.append(f"The whole run {shape}{name}, in an empty home: {whole} ({part['told'][-1]}).")
 
 
 def _four_bits(bench: Benchmark, parts: Parts) -> None:

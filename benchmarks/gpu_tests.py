@@ -23,6 +23,7 @@ FILES = (
     "tests/system/test_adapters_on_gpu.py",
     "tests/system/test_telemetry_on_gpu.py",
     "tests/system/test_crossval_on_gpu.py",
+    "tests/system/test_full_on_gpu.py",
 )
 ASKS = {
     FILES[0]: "NVML, nvidia-smi and torch agree: tests that failed",
@@ -31,6 +32,7 @@ ASKS = {
     FILES[3]: "adapters in company equal PEFT alone, stay apart and shrink: tests that failed",
     FILES[4]: "samples agree with nvidia-smi, show work, and are cheap: tests that failed",
     FILES[5]: "a fixture gives the same logits on the card in each precision, a fallback is caught: tests that failed",
+    FILES[6]: "all weights train as a plain loop trains them, within their memory: tests that failed",
 }
 
 

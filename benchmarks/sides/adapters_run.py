@@ -139,7 +139,7 @@ def run(base: Path, case: Case, say: Say, *, tiny: bool) -> None:
     say("stages_s", {event["node"]: event["seconds"] for event in events if event["kind"] == "stage_end"})
     say(
         "told",
-        [event["text"] for event in events if event["kind"] == "stage_told" and event["node"] == ends[0]["node"]],
+        list(dict.fromkeys(event["text"] for event in events if event["kind"] == "stage_told")),
     )
     say("first_update_s", _first_update_s(events))
 
