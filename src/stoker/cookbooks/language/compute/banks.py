@@ -48,6 +48,8 @@ class Optim:
     eps: float = 1e-8
     weight_decay: float = 0.0
     clip: float = math.inf
+    b_rate: float = 1.0
+    """Learning rate of B over that of A."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -80,7 +80,7 @@ class AdapterSlotState:
     passes: Tensor
     """Since the last update."""
     settings: Tensor
-    """`[slots, 5]`: betas, eps, weight decay, clip."""
+    """`[slots, 6]`: betas, eps, weight decay, clip, rate of B over that of A."""
 
     @classmethod
     def empty(cls, layout: BankLayout, count: int, base: FrozenBase) -> AdapterSlotState:
@@ -97,7 +97,7 @@ class AdapterSlotState:
         return cls(
             a=zeros(a), b=zeros(b), a_first=zeros(a), b_first=zeros(b), a_second=zeros(a), b_second=zeros(b),
             a_used=zeros(a, base.dtype), b_used=zeros(b, base.dtype), a_gathered=zeros(a), b_gathered=zeros(b),
-            scales=zeros(1), dropouts=torch.zeros(count, device=device), settings=zeros(5), **numbers,
+            scales=zeros(1), dropouts=torch.zeros(count, device=device), settings=zeros(6), **numbers,
         )  # fmt: skip
 
     def settle(self, slot: int, spec: AdapterSpec, optim: Optim, updates: int) -> None:
@@ -106,7 +106,7 @@ class AdapterSlotState:
         self.dropouts[slot] = spec.dropout
         self.seeds[slot] = spec.seed
         self.updates[slot] = updates
-        settings = (*optim.betas, optim.eps, optim.weight_decay, optim.clip)
+        settings = (*optim.betas, optim.eps, optim.weight_decay, optim.clip, optim.b_rate)
         self.settings[slot] = torch.tensor(settings, device=self.settings.device)
         self.forget((slot,))
         self.a_used[slot] = self.a[slot].to(self.a_used.dtype)
@@ -191,17 +191,18 @@ class AdapterPasses(ABC):
     ) -> None:
         state = self.state
         is_moved = given.update & is_finite
-        beta1, beta2, eps, decay, clip = _rows(state.settings, index).split(1, dim=1)
+        beta1, beta2, eps, decay, clip, b_rate = _rows(state.settings, index).split(1, dim=1)
         count = _rows(state.updates, index) + 1
         shortened = (clip / (norms[:, None] + 1e-6)).clamp(max=1.0)
         scales = _rows(state.scales, index)
-        for whole, gradient, scale in (
-            ((state.a, state.a_first, state.a_second, state.a_used), a, torch.ones_like(scales)),
-            ((state.b, state.b_first, state.b_second, state.b_used), b, scales),
+        rates = given.rates[:, None]
+        for whole, gradient, scale, rate in (
+            ((state.a, state.a_first, state.a_second, state.a_used), a, torch.ones_like(scales), rates),
+            ((state.b, state.b_first, state.b_second, state.b_used), b, scales, rates * b_rate),
         ):
             parts = [_rows(one, index) for one in whole]
             self._kernels.move(
-                *parts, gradient, scale, is_moved[:, None], given.rates[:, None], shortened,
+                *parts, gradient, scale, is_moved[:, None], rate, shortened,
                 beta1, beta2, eps, decay, count[:, None].float(),
             )  # fmt: skip
             for one, part in zip(whole, parts, strict=True):

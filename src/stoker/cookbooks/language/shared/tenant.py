@@ -354,7 +354,7 @@ class AdapterMember:
     @property
     def optim(self) -> Optim:
         clip = math.inf if self.args.clip is None else self.args.clip
-        return Optim(weight_decay=self.args.weight_decay, clip=clip)
+        return Optim(weight_decay=self.args.weight_decay, clip=clip, b_rate=self.args.lora_plus)
 
     @property
     def settings(self) -> dict[str, Any]:

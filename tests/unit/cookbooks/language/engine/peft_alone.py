@@ -87,7 +87,7 @@ def peft_trained(
     """Train as PEFT's users do, with torch's AdamW and the model's own loss; one rate and loss of each update."""
     pairs = lora_pairs(model)
     trained = [one for pair in pairs.values() for one in pair]
-    adamw = torch.optim.AdamW(trained, lr=0.0, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay)
+    adamw = _optimizer(model, trained, optim)
     losses = []
     for number, rate in enumerate(rates):
         passes = batches[number * accumulate : (number + 1) * accumulate]
@@ -99,7 +99,24 @@ def peft_trained(
             loss.backward()
             losses[-1] += loss.item()
         torch.nn.utils.clip_grad_norm_(trained, optim.clip)
-        adamw.param_groups[0]["lr"] = rate
+        for group in adamw.param_groups:
+            group["lr"] = rate * group.get("factor", 1.0)
         adamw.step()
         adamw.zero_grad()
     return losses, {name: (a.detach().cpu().clone(), b.detach().cpu().clone()) for name, (a, b) in pairs.items()}
+
+
+def _optimizer(model: Any, trained: list[Any], optim: Optim) -> Any:
+    """Return torch's AdamW; with another rate for B as PEFT makes it for LoRA+."""
+    said = {"betas": optim.betas, "eps": optim.eps, "weight_decay": optim.weight_decay}
+    if optim.b_rate == 1.0:
+        return torch.optim.AdamW(trained, lr=0.0, **said)
+    from peft.optimizers import create_loraplus_optimizer
+
+    made = create_loraplus_optimizer(
+        model, torch.optim.AdamW, lr=1.0, loraplus_lr_ratio=optim.b_rate, loraplus_weight_decay=0.0, **said
+    )
+    for group in made.param_groups:
+        group["factor"] = group["lr"]
+    assert {group["factor"] for group in made.param_groups if group["params"]} == {1.0, optim.b_rate}
+    return made

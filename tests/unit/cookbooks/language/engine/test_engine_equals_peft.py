@@ -40,6 +40,7 @@ def four_unlike(steps: int = STEPS) -> list[Member]:
             spec=AdapterSpec(rank=4, alpha=8.0, targets=ALL, seed=1),
             batches=some_batches(1, steps),
             rates=[1e-3] * steps,
+            optim=Optim(b_rate=4.0),
         ),
         Member(
             spec=AdapterSpec(rank=2, alpha=3.0, targets=("q_proj", "v_proj"), rslora=True, seed=2),
