@@ -80,3 +80,6 @@ def import_for(module: ModuleType) -> None:
     for name, value in list(names.items()):
         if isinstance(value, _Later):
             names[name] = value.find()
+            if value._path.startswith("tests."):
+                # What it puts off itself, it may need now.
+                import_for(import_module(value._path))
