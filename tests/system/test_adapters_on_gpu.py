@@ -25,12 +25,16 @@ from stoker.cookbooks.language.bundled import TinyShape, write_base
 from stoker.cookbooks.language.kinds import Adapter as AdapterKind
 from tests.later import imported_later
 from tests.unit.cookbooks.language.engine.bases import made_base
+from tests.unit.cookbooks.language.engine.general_bases import general_base
+from tests.unit.cookbooks.language.engine.test_general_equals_peft import loaded as general_loaded
+from tests.unit.cookbooks.language.engine.test_general_equals_peft import slots_of as general_slots
+from tests.unit.cookbooks.language.engine.test_general_equals_peft import three_unlike
 from tests.unit.cookbooks.language.shared.companions import Gathering, Person, some_examples, some_pairs
 
 with imported_later():
     import torch
 
-    from stoker.cookbooks.language.compute.banks import AdapterSpec, AdapterState, Optim
+    from stoker.cookbooks.language.compute.banks import AdapterSpec, AdapterState, Optim, fresh_adapter
     from stoker.cookbooks.language.compute.base_weights import BaseWeights, QuantisedLayers, load_base
     from stoker.cookbooks.language.compute.nf4 import quantise
     from stoker.cookbooks.language.compute.passes import AdapterSlotRows, PassInput, PassRunner
@@ -461,3 +465,57 @@ def test_pairs_lose_on_the_card_what_they_lose_on_the_cpu(
     for mine, theirs in zip(found, wanted, strict=True):
         assert mine == pytest.approx(theirs, rel=tolerance, abs=tolerance)
     assert DEVICE != "cuda" or any(answers is not None for answers in recorded)
+
+
+# The general path: transformers' own modules.
+
+
+@pytest.mark.usefixtures("_deterministic")
+@pytest.mark.parametrize("name", ["gpt2", "gemma2", "mixtral"])
+def test_over_other_families_steps_in_32_bits_lose_what_peft_loses_alone(name: str, tmp_path: Path) -> None:
+    general = general_loaded(tmp_path, name, device=DEVICE)
+    everyone = three_unlike(general, SHORT)
+    references = [
+        peft_trained(
+            peft_model(tmp_path, fresh_adapter(general.shape, one.spec), device=DEVICE),
+            one.batches, one.rates, one.optim, accumulate=one.accumulate,
+        )
+        for one in everyone
+    ]  # fmt: skip
+    slots = general_slots(general, everyone)
+    train(slots, dict(enumerate(everyone)), range(SHORT))
+    for slot, (losses, weights) in enumerate(references):
+        assert everyone[slot].losses == pytest.approx(losses, rel=1e-5)
+        assert cosine(slots.weights(slot), weights) >= 0.9999
+
+
+def test_over_another_family_in_16_bits_a_poisoned_member_leaves_the_others_equal_to_the_bit(tmp_path: Path) -> None:
+    general = general_loaded(tmp_path, "gemma2", device=DEVICE, dtype="bfloat16")
+    assert general.packs
+    healthy, poisoned = three_unlike(general, SHORT), three_unlike(general, SHORT)
+    slots, other = general_slots(general, healthy), general_slots(general, poisoned)
+    train(slots, dict(enumerate(healthy)), range(SHORT), length=32)
+    adapter = other.adapter(1)
+    name, (a, b) = next(iter(adapter.weights.items()))
+    adapter.weights[name] = (a * float("nan"), b)
+    other.load(1, adapter, poisoned[1].optim)
+    train(other, dict(enumerate(poisoned)), range(SHORT), length=32)
+    assert poisoned[1].finite == [False] * SHORT
+    assert all(same_bits(slots.adapter(slot), other.adapter(slot)) for slot in (0, 2))
+
+
+def test_a_shared_process_over_another_family_trains_on_the_card(tmp_path: Path) -> None:
+    folder = general_base(tmp_path / "gpt2", "gpt2")
+    people = [
+        Person(
+            tmp_path, folder, number, some_examples(number), targets=("all-linear",), dtype="bfloat16", packing=packs
+        )
+        for number, packs in enumerate((False, True))
+    ]
+    together = Gathering(people)
+    together.devices = ("0",)
+    train_members(together)
+    for one in people:
+        assert isinstance(one.ended, AdapterKind), one.ended
+        assert "general path: its architecture gpt2" in one.log
+        assert one.training["device"] == "cuda"

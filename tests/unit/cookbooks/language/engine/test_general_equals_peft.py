@@ -28,8 +28,8 @@ STEPS = 4
 MANY_STEPS = 50
 
 
-def loaded(folder: Path, name: str) -> GeneralBase:
-    return load_general(general_base(folder, name), device="cpu", dtype="float32")
+def loaded(folder: Path, name: str, **on: str) -> GeneralBase:
+    return load_general(general_base(folder, name), **{"device": "cpu", "dtype": "float32", **on})
 
 
 def targets(base: GeneralBase, *words: str) -> tuple[str, ...]:
@@ -107,6 +107,16 @@ def test_members_learn_together_what_they_learn_alone(name: str, tmp_path: Path)
     for number, alone in enumerate(three_unlike(base, STEPS)):
         train(slots_of(base, [alone]), {0: alone}, range(STEPS))
         assert crowd[number].losses == pytest.approx(alone.losses, rel=1e-5)
+
+
+def test_a_loss_in_chunks_teaches_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    base = loaded(tmp_path, "gemma2")
+    whole, parts = three_unlike(base, STEPS), three_unlike(base, STEPS)
+    train(slots_of(base, whole), dict(enumerate(whole)), range(STEPS))
+    monkeypatch.setattr("stoker.cookbooks.language.compute.general_base.chunk_tokens", lambda _words, _tokens: 5)
+    train(slots_of(base, parts), dict(enumerate(parts)), range(STEPS))
+    for one, other in zip(whole, parts, strict=True):
+        assert one.losses == pytest.approx(other.losses, rel=1e-6)
 
 
 def test_a_poisoned_member_leaves_the_others_equal_to_the_bit(tmp_path: Path) -> None:
