@@ -4,7 +4,7 @@ from stoker.core.device import Needs
 from stoker.core.errors import BadInput, Diagnostic, InvalidArgs, InvalidPlan, StageInputError, TemplateFailed
 from stoker.core.retry import RetryOn, RetryPolicy
 from stoker.core.text import parse_duration, parse_size
-from stoker.engine.arg_types import Duration, InputPath, Plain, Size
+from stoker.engine.arg_types import Duration, InputPath, PathOrName, Plain, Size
 from stoker.engine.args import arg
 from stoker.engine.kinds import JsonKind, Kind, TextKind, TreeKind, check_files, check_json
 from stoker.engine.plan import Plan, PlanBuilder, Tip, Tips
@@ -36,6 +36,7 @@ __all__ = [
     "Kind",
     "Member",
     "Needs",
+    "PathOrName",
     "Plain",
     "Plan",
     "PlanBuilder",

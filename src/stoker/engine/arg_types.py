@@ -27,6 +27,9 @@ Size = NewType("Size", str)
 Duration = NewType("Duration", str)
 """How long, as a person writes it: 90s, 2h."""
 
+PathOrName = NewType("PathOrName", str)
+"""A file or folder of the user's, or a name that means something else. Only its recipe knows which."""
+
 InputPath = NewType("InputPath", str)
 """A file or folder of the user's that a stage reads. It enters the key by the digest of its content."""
 
@@ -172,6 +175,7 @@ class StrType(ArgType):
 
     form = str
     is_path: bool = False
+    may_be_path: bool = False
 
     def read(self, text: str) -> str:
         return self.check(text)
@@ -203,7 +207,7 @@ class StrType(ArgType):
         return [value] if self.is_path else []
 
     def with_paths(self, value: Any, change: Callable[[str], str]) -> Any:
-        return change(value) if self.is_path else value
+        return change(value) if self.is_path or self.may_be_path else value
 
 
 @frozen_by_position
@@ -540,6 +544,7 @@ _PLAIN: dict[Any, ArgType] = {
     float: FloatType(),
     str: _TEXT,
     InputPath: StrType(is_path=True),
+    PathOrName: StrType(may_be_path=True),
     Plain: PlainType(),
     Size: MeasureType(parse_size, "size", "8G"),
     Duration: MeasureType(parse_duration, "duration", "30m"),

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from stoker.config.sweep import label_of, points
 from stoker.core.digests import digest_value
-from stoker.core.errors import Diagnostic, InvalidArgs, InvalidInput, StokerError
+from stoker.core.errors import BadInput, Diagnostic, InvalidArgs, InvalidInput, StokerError
 from stoker.core.frozen import changed, fields_of, fresh, frozen
 from stoker.core.job import JobIds, JobInput, JobSpec
 from stoker.core.machine import Requirements
@@ -84,6 +84,10 @@ class HubArguments:
             one = None
             if name in given and isinstance(text, str):
                 one = self._inputs.repository(f"arg:{name}", text, kind)
+            for inner in texts_in(form.recipe, name, text) if isinstance(text, list | tuple) else ():
+                if self._inputs.repository(f"arg:{name}", inner, kind) is not None:
+                    message = f"{name}: {inner} is in a list: machines of the fleet fetch one repository only"
+                    raise BadInput(message, hint=f"{name}={inner} alone, or files")
             if one is not None:
                 found[name] = one
                 measured[name], is_whole = self._folder(one.body, file)
@@ -99,6 +103,18 @@ class HubArguments:
             count = sum(len(files) for _, _, files in os.walk(folder))
             known = self._folders[key] = folder, count >= body.files
         return known
+
+
+def texts_in(recipe: Recipe, name: str, value: Any) -> list[str]:
+    """Return the texts in an argument that are paths or may be, in the order in which its type changes them."""
+    found: list[str] = []
+
+    def keep(text: str) -> str:
+        found.append(text)
+        return text
+
+    recipe.args.specs[name].type.with_paths(value, keep)
+    return found
 
 
 def names_of(form: RecipeForm, args: Mapping[str, Any], brought: HubInputs) -> dict[str, str]:
@@ -261,11 +277,10 @@ class RecipeSpecBuilder:
         for name in given:
             value = args[name]
             if type(value) is str:
-                if ("/" in value or "." in value) and not os.path.isabs(value):
-                    args[name] = self._found(value)
+                args[name] = self._found_path(value)
             elif type(value) in (list, tuple, dict):
                 of = form.recipe.args.specs[name].type
-                args[name] = of.with_paths(value, self._builder.from_here)
+                args[name] = of.with_paths(value, self._builder.from_here if of.paths(value) else self._found_path)
         return args
 
     def _identity(
@@ -293,6 +308,10 @@ class RecipeSpecBuilder:
         found = dict(places_of(recipe, own))
         # A text that a stage reads as a file is one.
         found |= {f"arg:{name}": value for name, value in own.items() if type(value) is str and value in shape.files}
+        for name, value in own.items():
+            if type(value) in (list, tuple, dict):
+                paths = filter(os.path.isabs, texts_in(recipe, name, value))
+                found |= {f"arg:{name}.{number}": path for number, path in enumerate(paths)}
         return tuple(self._inputs.at(where, path).body for where, path in found.items() if path in shape.files)
 
     def _ids_of(self, template: RecipeJobTemplate) -> JobIds:
@@ -327,6 +346,10 @@ class RecipeSpecBuilder:
         if type(value) is dict:
             return {key: self._digested(item, files) for key, item in value.items()}
         return value
+
+    def _found_path(self, text: str) -> str:
+        """Return the whole path of a text that looks like a path and is one; else the text."""
+        return self._found(text) if ("/" in text or "." in text) and not os.path.isabs(text) else text
 
     def _found(self, text: str) -> str:
         """Return the whole path of what a text names, if there is such a file; else the text."""

@@ -38,7 +38,7 @@ def build_assignment(builder: JobBuilder, assignment: Assignment) -> JobBuild:
             f"{spec.recipe} has version {recipe.version} here; the job was submitted for {spec.schema_version}",
             hint="install the same version of its cookbook everywhere",
         )
-    _check_found(recipe, spec)
+    check_found(recipe, spec)
     args = with_inputs(recipe, _args_here(recipe, assignment), assignment.paths)
     _check_contents(builder, spec, args)
     if assignment.run_as and recipe.name != RECIPE and args.get(CHECKPOINTS):
@@ -86,11 +86,19 @@ def attempt_of(builder: JobBuilder, assignment: Assignment, spec: JobSpec) -> At
     )
 
 
-def _check_found(recipe: Recipe, spec: JobSpec) -> None:
-    """Raise `BadInput` if an argument has a path in place of its text in the id, and the recipe declares no path."""
-    for name, declared in found_args(spec).items():
+def check_found(recipe: Recipe, spec: JobSpec) -> None:
+    """Raise `BadInput` if an argument has a path in place of its text in the id, and the recipe declares no path.
+
+    So for one that decides the result and is no part of the id, beyond its default.
+    """
+    for name, declared in recipe.args.specs.items():
+        is_unnamed = declared.is_later and name in spec.args and name not in spec.identity
+        if is_unnamed and declared.check(spec.args[name]) != declared.default:
+            message = f"argument {name} is no part of the job's id, so it must have its default"
+            raise BadInput(message, hint="submit the job again")
+    for name, text in found_args(spec).items():
         if name not in recipe.args.specs or not recipe.args.specs[name].type.paths(spec.args[name]):
-            message = f"argument {name} is not {declared!r}, the value in its id, and no path of {recipe.name}"
+            message = f"argument {name} is not {text!r}, the value in its id, and no path of {recipe.name}"
             raise BadInput(message, hint="submit the job again")
 
 

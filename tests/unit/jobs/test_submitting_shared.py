@@ -15,16 +15,18 @@ from stoker.core.job import InputKind, JobSpec
 from stoker.core.leases import AttemptToken
 from stoker.core.machine import DevicePreference
 from stoker.devices.admission import MachineMemory
+from stoker.engine.catalogue import Catalogue, CookbookSource
 from stoker.engine.code_identity import CodeIdentity
 from stoker.engine.stage import SharedBase
 from stoker.jobs.builder import JobBuild, JobBuilder
+from stoker.jobs.pack.attempt_inputs import with_inputs
 from stoker.jobs.pack.code_tree import PreparedSubmission
 from stoker.jobs.request import DataPlaces, FoundRepository, JobRequest
 from stoker.jobs.requirements import PlanShapes, required_of_entry, required_of_needs
 from stoker.jobs.submission import prepare
 from stoker.protocol.job_checks import identity_fault
 from stoker.worker.assignment import Assignment
-from stoker.worker.attempt_child import build_assignment
+from stoker.worker.attempt_child import build_assignment, check_found
 from tests.unit.jobs.conftest import Office
 from tests.unit.jobs.test_submitting_typed import orders
 
@@ -261,3 +263,39 @@ def test_what_this_machine_has_no_room_for_may_be_submitted(office: Office) -> N
     with pytest.raises(InvalidArgs):
         builder.compile(lora, values)
     assert PlanShapes(builder, CodeIdentity(str(office.folder / "code.json"))).of(lora, values, ()).faults == ()
+
+
+def test_sources_in_a_list_and_folders_go_where_the_job_goes(office: Office) -> None:
+    for name in ("set/train.jsonl", "one.jsonl"):
+        (office.folder / name).parent.mkdir(exist_ok=True)
+        (office.folder / name).write_text('{"text": "x"}\n')
+    source = CookbookSource(name="language", value="stoker.cookbooks.language:COOKBOOK")
+    catalogue = Catalogue(str(office.folder / "language.json"), [source])
+    code = CodeIdentity(str(office.folder / "code.json"))
+
+    def submitted(data: str) -> JobSpec:
+        builder = changed(Hub(office).builder(office), catalogue=catalogue) if "org/" in data else office.builder
+        request = JobRequest(target="language/lora", overrides=(data, "gpus=0"))
+        (job,) = prepare(request, builder=changed(builder, catalogue=catalogue), code=code).jobs
+        assert identity_fault(job) == ""
+        return job
+
+    job = submitted("data=[sums,{path: ./set, weight: 2},./one.jsonl]")
+    places = {one.where: (one.kind, one.path) for one in job.inputs}
+    assert places == {
+        "arg:data.0": (InputKind.TREE, str(office.folder / "set")),
+        "arg:data.1": (InputKind.FILE, str(office.folder / "one.jsonl")),
+    }
+    assert "content" in job.identity["data"][2]
+    there = with_inputs(lora, job.args, {"arg:data.0": "/there/set", "arg:data.1": "/there/one"})["data"]
+    assert (there[0], there[1]["path"], there[2]) == ("sums", "/there/set", "/there/one")
+    assert [one.where for one in submitted("data=./set").inputs] == ["arg:data"]
+    with pytest.raises(InvalidArgs, match="org/texts is in a list: machines of the fleet fetch one repository only"):
+        submitted("data=[sums,org/texts]")
+
+
+def test_an_argument_beyond_its_default_is_part_of_the_id(office: Office) -> None:
+    values, _ = lora.args.check({"eval_split": "x"}, owner="")
+    job = changed(orders(office, "plus=1", target="test/sum").jobs[0], args=values, identity={})
+    with pytest.raises(BadInput, match="argument eval_split is no part of the job's id"):
+        check_found(lora, job)

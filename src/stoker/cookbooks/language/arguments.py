@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from stoker.authoring import InputPath, arg
+from stoker.authoring import InputPath, PathOrName, arg
 from stoker.core.digests import digest_value
 
 Schedule = Literal["cosine", "linear", "constant"]
@@ -199,7 +199,7 @@ class SampleArgs(BaseArgs):
 class DataSource:
     """One of several sources of data, as a user writes it."""
 
-    path: str = arg(help="a file, a folder, org/name of the hub, or a bundled set")
+    path: PathOrName = arg(help="a file, a folder, org/name of the hub, or a bundled set")
     weight: float = arg(1.0, help="how often its examples are drawn in an epoch", gt=0, le=1000)
     split: str = arg("", help="its split")
     subset: str = arg("", help="its configuration", aliases=("config",))
@@ -211,6 +211,7 @@ class SourceArgs:
     """One source of a stage: its files, or a bundled set."""
 
     name: str = arg("", help="what the user calls it", runtime=True)
+    root: InputPath | None = arg(None, help="the folder that they are in, if it is the source", runtime=True)
     files: tuple[InputPath, ...] = arg((), help="its files, in order")
     bundled: str = arg("", help="a generated data set; empty: its files")
     weight: float = arg(1.0, help="how often its examples are drawn in an epoch", gt=0, le=1000)
@@ -228,7 +229,7 @@ class DataArgs:
         help="a folder in the Hugging Face layout, org/name of the hub, or tiny: a bundled one with random weights",
     )
     base_name: str = arg("", help="name of the base in the adapter's files; empty: the value of base", runtime=True)
-    data: str | tuple[str | DataSource, ...] = arg(
+    data: str | tuple[PathOrName | DataSource, ...] = arg(
         "sums",
         help="a file (JSONL, CSV, TSV, Parquet, text), a folder of them, org/name of the hub, or bundled: sums, chats, "
         "lines, preferences; several in a list, each a name or {path, weight, split, subset, columns}",

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from stoker.authoring import InputPath
+from stoker.authoring import InputPath, PathOrName
 from stoker.cookbooks.language.arguments import DataArgs, DataSource, SourceArgs
 from stoker.cookbooks.language.bundled import DATA
 from stoker.cookbooks.language.checks import LanguageArgsChecker, open_hub_cache
@@ -21,7 +21,6 @@ from stoker.cookbooks.language.columns import column_faults
 from stoker.cookbooks.language.data_sets import CARD, MOST_FILES, SUFFIXES, chosen_files, suffix_of
 from stoker.cookbooks.language.reading import layout_of
 from stoker.core.errors import BadInput, MissingRepoFiles
-from stoker.core.frozen import frozen
 from stoker.core.text import did_you_mean
 from stoker.engine.recipe import surroundings
 
@@ -55,7 +54,7 @@ class DataFinder:
         found: list[SourceArgs] = []
         for number, one in enumerate(listed):
             where = "data" if is_one else f"data.{number}"
-            source = DataSource(path=one) if isinstance(one, str) else one
+            source = DataSource(path=PathOrName(one)) if isinstance(one, str) else one
             found += self._found(where, source, source.split or args.split, is_eval=False)
             if args.eval_split:
                 found += self._found(where, source, args.eval_split, is_eval=True)
@@ -98,16 +97,25 @@ class DataFinder:
         if text in DATA:
             checking.bundled(where, text)
             return [changed_source(made, bundled=text)]
-        if not is_folder and repo is None:
-            return [changed_source(made, files=(path,))] if self._is_file(where, text, path) else []
-        subset = source.subset or self._args.subset
+        if is_folder or repo is not None:
+            return self._of_set(where, made, repo, _FolderRequest(source.subset or self._args.subset, split))
+        return [changed_source(made, files=(path,))] if self._is_file(where, text, path) else []
+
+    def _of_set(
+        self, where: str, made: SourceArgs, repo: tuple[Repo, str] | None, wanted: _FolderRequest
+    ) -> list[SourceArgs]:
+        """Return the chosen files of a folder or a data set; nothing after noting a fault."""
+        text = made.name
+        path = Path(os.path.expanduser(text))
         try:
-            wanted = _FolderRequest(subset=subset, split=split)
             root, names = _of_folder(path, wanted) if repo is None else self._of_repository(where, text, repo, wanted)
         except BadInput as error:
-            checking.note(where, f"{text}: {error.message}", error.hint)
+            self._checking.note(where, f"{text}: {error.message}", error.hint)
             return []
-        return [changed_source(made, files=tuple(root / one for one in names))] if names else []
+        if not names:
+            return []
+        folder = InputPath(os.path.abspath(root)) if repo is None else None
+        return [changed_source(made, root=folder, files=tuple(root / one for one in names))]
 
     def _is_file(self, where: str, text: str, path: Path) -> bool:
         if not path.is_file():
@@ -149,8 +157,7 @@ class DataFinder:
         return root, chosen.files
 
 
-@frozen
-class _FolderRequest:
+class _FolderRequest(NamedTuple):
     """What is wanted of a data set of several files."""
 
     subset: str

@@ -37,7 +37,7 @@ class TokeniseArgs(BaseArgs):
 def data_args(sources: Sequence[SourceArgs]) -> dict[str, Any]:
     """Return the arguments for some sources; a file or bundled set alone has arguments of its own."""
     only = sources[0]
-    is_plain = only.weight == 1 and not only.columns and len(only.files) <= 1
+    is_plain = only.weight == 1 and not only.columns and only.root is None and len(only.files) <= 1
     if len(sources) == 1 and is_plain and only.bundled:
         return {"bundled": only.bundled}
     if len(sources) == 1 and is_plain and only.layouts[0] in {"jsonl", "text"}:

@@ -8,6 +8,7 @@ arg:inputs.1    of an argument that holds several paths, the second
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -85,6 +86,9 @@ def _counted(prefix: str, own: Mapping[str, str]) -> Callable[[str], str]:
 
     def change(path: str) -> str:
         nonlocal count
+        # A submitted path is whole; another text is a name.
+        if not os.path.isabs(path):
+            return path
         count += 1
         return own.get(f"{prefix}.{count}", path)
 
