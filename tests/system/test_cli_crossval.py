@@ -156,7 +156,7 @@ def test_two_jobs_differ_first_in_their_config_and_their_numbers_decide(shell: S
     found = done(shell, "crossval", "before", "after", code=1)
     assert "first difference: config" in found.out
     assert "w.safetensors: w: 1 value differs" in found.out
-    report(shell)
+    report(shell, "crossval-before-after")
     assert "numbers=1e-6" in done(shell, "crossval", "before", "after", "--limit", "kl=1", code=2).err
     done(shell, "crossval", "before", "after", "--limit", "numbers=1")
 

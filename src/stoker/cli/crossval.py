@@ -9,6 +9,7 @@ import shlex
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from datetime import UTC, date, datetime
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
@@ -168,8 +169,9 @@ def _perform(call: CommandContext, given: dict[str, Any], prepare: Callable[[], 
     return worst
 
 
-def _name_beside(name: str, reference: str) -> str:
-    return f"{name}-{re.sub(r'[^A-Za-z0-9._]+', '-', reference).strip('-.')}"
+def _name_beside(name: str, other: str) -> str:
+    """Return the name of reports beside those of others: of one reference of several, or of two jobs."""
+    return f"{name}-{re.sub(r'[^A-Za-z0-9._]+', '-', other).strip('-.')}"
 
 
 def _gravity(code: int) -> int:
@@ -188,7 +190,8 @@ def _perform_one(call: CommandContext, given: dict[str, Any], prepare: Callable[
     folder = os.path.join(settings.folder, given["out"]) if given["out"] else settings.out
     made_at = datetime.fromtimestamp(call.parts.clock.wall_s(), tz=UTC).isoformat(timespec="seconds")
     title = " and ".join(given["jobs_compared"]) or "stoker crossval"
-    reports = ReportFolder(os.path.join(folder, given["name"] or _NAME), title, clock=call.parts.clock, made_at=made_at)
+    name = given["name"] or reduce(_name_beside, given["jobs_compared"], _NAME)
+    reports = ReportFolder(os.path.join(folder, name), title, clock=call.parts.clock, made_at=made_at)
     with reports:
         reports.begin()
         try:
