@@ -25,10 +25,6 @@ from stoker.cookbooks.language.bundled import TinyShape, write_base
 from stoker.cookbooks.language.kinds import Adapter as AdapterKind
 from tests.later import imported_later
 from tests.unit.cookbooks.language.engine.bases import made_base
-from tests.unit.cookbooks.language.engine.general_bases import general_base
-from tests.unit.cookbooks.language.engine.test_general_equals_peft import loaded as general_loaded
-from tests.unit.cookbooks.language.engine.test_general_equals_peft import slots_of as general_slots
-from tests.unit.cookbooks.language.engine.test_general_equals_peft import three_unlike
 from tests.unit.cookbooks.language.shared.companions import Gathering, Person, some_examples, some_pairs
 
 with imported_later():
@@ -41,6 +37,9 @@ with imported_later():
     from stoker.cookbooks.language.compute.slots import Graphs, Slots
     from stoker.cookbooks.language.shared.device_memory import CurrentDeviceAllocator
     from stoker.cookbooks.language.shared.loop import train_members
+    from tests.unit.cookbooks.language.engine.general_bases import general_base, three_unlike
+    from tests.unit.cookbooks.language.engine.general_bases import loaded as general_loaded
+    from tests.unit.cookbooks.language.engine.general_bases import slots_of as general_slots
     from tests.unit.cookbooks.language.engine.peft_alone import (
         Batch,
         peft_model,

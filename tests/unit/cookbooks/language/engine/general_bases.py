@@ -11,6 +11,12 @@ import torch
 import transformers
 
 from stoker.cookbooks.language.bundled import TinyShape, write_base
+from stoker.cookbooks.language.compute.banks import AdapterSpec, Optim, fresh_adapter
+from stoker.cookbooks.language.compute.general_base import GeneralBase, load_general
+from stoker.cookbooks.language.compute.matrices import adaptable, settled_targets
+from stoker.cookbooks.language.compute.slots import Slots
+from tests.unit.cookbooks.language.engine.peft_alone import some_batches
+from tests.unit.cookbooks.language.engine.trained_together import Member
 
 _LLAMA_LIKE: dict[str, Any] = {
     "vocab_size": 264,
@@ -75,3 +81,41 @@ def general_base(folder: Path, name: str) -> Path:
         shutil.move(file, folder / file.name)
     made.rmdir()
     return folder
+
+
+def loaded(folder: Path, name: str, **on: str) -> GeneralBase:
+    return load_general(general_base(folder, name), **{"device": "cpu", "dtype": "float32", **on})
+
+
+def targets(base: GeneralBase, *words: str) -> tuple[str, ...]:
+    return settled_targets(words or ("all-linear",), [one.name for one in adaptable(base.shape)])
+
+
+def three_unlike(base: GeneralBase, steps: int) -> list[Member]:
+    return [
+        Member(
+            spec=AdapterSpec(rank=4, alpha=8.0, targets=targets(base), seed=1),
+            batches=some_batches(1, steps),
+            rates=[3e-3] * steps,
+        ),
+        Member(
+            spec=AdapterSpec(rank=2, alpha=3.0, targets=targets(base, "attention"), rslora=True, seed=2),
+            batches=some_batches(2, steps, longest=9),
+            rates=[1e-2] * steps,
+            optim=Optim(clip=0.05, weight_decay=0.1),
+        ),
+        Member(
+            spec=AdapterSpec(rank=3, alpha=7.0, targets=targets(base), seed=3),
+            batches=some_batches(3, steps),
+            rates=[3e-3] * (steps // 2),
+            optim=Optim(betas=(0.8, 0.95), eps=1e-6, clip=1.0),
+            accumulate=2,
+        ),
+    ]
+
+
+def slots_of(base: GeneralBase, members: list[Member]) -> Slots:
+    slots = Slots(base, count=len(members), rank=max(one.spec.rank for one in members), targets=targets(base))
+    for slot, member in enumerate(members):
+        slots.load(slot, fresh_adapter(base.shape, member.spec), member.optim)
+    return slots

@@ -11,14 +11,11 @@ from tests.later import imported_later
 with imported_later():
     import torch
 
-    from stoker.cookbooks.language.compute.banks import AdapterSpec, Optim, fresh_adapter
-    from stoker.cookbooks.language.compute.general_base import GeneralBase, load_general
-    from stoker.cookbooks.language.compute.matrices import adaptable, settled_targets
+    from stoker.cookbooks.language.compute.banks import fresh_adapter
     from stoker.cookbooks.language.compute.passes import AdapterSlotRows
-    from stoker.cookbooks.language.compute.slots import Slots
-    from tests.unit.cookbooks.language.engine.general_bases import CONFIGS, general_base
+    from tests.unit.cookbooks.language.engine.general_bases import CONFIGS, loaded, slots_of, three_unlike
     from tests.unit.cookbooks.language.engine.peft_alone import peft_model, peft_trained, some_batches
-    from tests.unit.cookbooks.language.engine.trained_together import Member, cosine, same_bits, train
+    from tests.unit.cookbooks.language.engine.trained_together import cosine, same_bits, train
 
 FAMILIES = (
     "gpt2", "gemma", "gemma2", "gemma3_text", "phi", "phi3", "olmo2", "granite", "smollm3", "starcoder2", "gpt_neox",
@@ -26,44 +23,6 @@ FAMILIES = (
 )  # fmt: skip
 STEPS = 4
 MANY_STEPS = 50
-
-
-def loaded(folder: Path, name: str, **on: str) -> GeneralBase:
-    return load_general(general_base(folder, name), **{"device": "cpu", "dtype": "float32", **on})
-
-
-def targets(base: GeneralBase, *words: str) -> tuple[str, ...]:
-    return settled_targets(words or ("all-linear",), [one.name for one in adaptable(base.shape)])
-
-
-def three_unlike(base: GeneralBase, steps: int) -> list[Member]:
-    return [
-        Member(
-            spec=AdapterSpec(rank=4, alpha=8.0, targets=targets(base), seed=1),
-            batches=some_batches(1, steps),
-            rates=[3e-3] * steps,
-        ),
-        Member(
-            spec=AdapterSpec(rank=2, alpha=3.0, targets=targets(base, "attention"), rslora=True, seed=2),
-            batches=some_batches(2, steps, longest=9),
-            rates=[1e-2] * steps,
-            optim=Optim(clip=0.05, weight_decay=0.1),
-        ),
-        Member(
-            spec=AdapterSpec(rank=3, alpha=7.0, targets=targets(base), seed=3),
-            batches=some_batches(3, steps),
-            rates=[3e-3] * (steps // 2),
-            optim=Optim(betas=(0.8, 0.95), eps=1e-6, clip=1.0),
-            accumulate=2,
-        ),
-    ]
-
-
-def slots_of(base: GeneralBase, members: list[Member]) -> Slots:
-    slots = Slots(base, count=len(members), rank=max(one.spec.rank for one in members), targets=targets(base))
-    for slot, member in enumerate(members):
-        slots.load(slot, fresh_adapter(base.shape, member.spec), member.optim)
-    return slots
 
 
 @pytest.mark.parametrize("name", FAMILIES)
