@@ -23,6 +23,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 from stoker.cookbooks.language.bundled import TinyShape, write_base
 from stoker.cookbooks.language.kinds import Adapter as AdapterKind
+from stoker.cookbooks.language.sample import slot_logits
 from tests.later import imported_later
 from tests.unit.cookbooks.language.engine.bases import made_base
 from tests.unit.cookbooks.language.shared.companions import Gathering, Person, some_examples, some_pairs
@@ -414,6 +415,33 @@ def test_weights_of_four_bits_are_those_of_bitsandbytes() -> None:
     back = torch.empty_like(weight)
     dequantise_nf4(ours, back)
     assert torch.equal(back, functional.dequantize_4bit(codes, state))
+
+
+@pytest.mark.parametrize("double", [True, False])
+def test_saved_weights_of_four_bits_are_dequantised_as_bitsandbytes_does(double: bool, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    from tests.unit.cookbooks.language.engine.bitsandbytes_bases import by_bitsandbytes, saved
+
+    folder = saved(write_base(tmp_path / "base", LARGER), tmp_path / "saved", double=double)
+    read, wanted = load_base(folder, device=DEVICE, dtype="bfloat16"), by_bitsandbytes(folder)
+    for number in range(len(read.layers)):
+        matrix = wanted[f"model.layers.{number}.mlp.down_proj.weight"]
+        assert torch.equal(read.layers[number].down.cpu(), matrix.bfloat16())
+
+
+def test_a_base_in_eight_bits_is_the_same_on_card_and_cpu(folder: Path) -> None:
+    there, here = (load_base(folder, device=device, base_dtype="int8") for device in (DEVICE, "cpu"))
+    assert torch.equal(there.layers[1].qkv.cpu(), here.layers[1].qkv)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-4), ("bfloat16", 5e-2)])
+def test_kept_keys_and_values_give_the_logits_of_whole_sequences(dtype: str, tolerance: float, folder: Path) -> None:
+    slots = Slots(load_base(folder, device=DEVICE, dtype=dtype), count=1, rank=1, targets=("q_proj",), records=False)
+    tokens = torch.randint(0, 256, (1, 300), generator=torch.Generator().manual_seed(0))
+    logits = slot_logits(slots, 0)
+    for length in (5, 6, 7, 255, 256, 257, 300):
+        whole = slots.logits(0, tokens[:, :length])
+        assert (logits(tokens[:, :length]) - whole).abs().max() <= tolerance * whole.abs().max()
 
 
 def test_recorded_steps_over_four_bits_lose_what_plain_ones_lose(folder: Path) -> None:

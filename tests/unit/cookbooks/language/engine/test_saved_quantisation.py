@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ with imported_later():
     from stoker.cookbooks.language.compute.base_weights import QuantisedLayers, load_base
     from stoker.cookbooks.language.compute.int8 import dequantise_int8, quantise_int8
     from stoker.cookbooks.language.compute.slots import Slots
+    from tests.unit.cookbooks.language.engine.bitsandbytes_bases import by_bitsandbytes, configure, saved
 
 TOKENS = [[5, 80, 13, 200, 7, 7, 91]]
 
@@ -32,49 +32,6 @@ TOKENS = [[5, 80, 13, 200, 7, 7, 91]]
 def made_base(folder: Path, family: Family) -> Path:
     """Write a base whose rows are whole blocks: where one spans rows, bitsandbytes computes wrongly on a CPU."""
     return write_base(folder, TinyShape(family=family, hidden=64, inner=192))
-
-
-def saved(folder: Path, into: Path, *, double: bool = True, kind: str = "nf4", skipped: tuple[str, ...] = ()) -> Path:
-    """Save a base as transformers does with bitsandbytes: by its own functions, in its own layout."""
-    shutil.copytree(folder, into)
-    tensors: dict[str, Any] = {}
-    for name, weight in load_file(into / "model.safetensors").items():
-        if not name.endswith("_proj.weight") or name.endswith(skipped or "nothing"):
-            tensors[name] = weight
-        elif kind == "int8":
-            codes, sizes, _ = functional.int8_vectorwise_quant(weight.half())
-            tensors |= {name: codes, name.removesuffix("weight") + "SCB": sizes}
-            tensors[name.removesuffix("weight") + "weight_format"] = torch.tensor(0, dtype=torch.uint8)
-        else:
-            codes, state = functional.quantize_4bit(weight, quant_type=kind, blocksize=64, compress_statistics=double)
-            tensors[name] = codes
-            tensors |= {f"{name}.{part}": one for part, one in state.as_dict(packed=True).items()}
-    save_file({name: one.contiguous() for name, one in tensors.items()}, into / "model.safetensors")
-    said = {"quant_method": "bitsandbytes", "load_in_8bit": kind == "int8", "load_in_4bit": kind != "int8"}
-    configure(into, {**said, "bnb_4bit_quant_type": kind, "bnb_4bit_use_double_quant": double})
-    return into
-
-
-def configure(folder: Path, said: object) -> None:
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": said}))
-
-
-def by_bitsandbytes(folder: Path) -> dict[str, Any]:
-    """Every matrix as bitsandbytes reads it."""
-    tensors = load_file(folder / "model.safetensors")
-    found = {}
-    for name in (one for one in tensors if one.endswith("_proj.weight")):
-        parts = {part: one for part, one in tensors.items() if part.startswith(f"{name}.")}
-        if parts:
-            parts = {part.removeprefix(f"{name}."): one for part, one in parts.items()}
-            state = functional.QuantState.from_dict(parts, device=torch.device("cpu"))
-            found[name] = functional.dequantize_4bit(tensors[name], state)
-        elif (sizes := tensors.get(name.removesuffix("weight") + "SCB")) is not None:
-            found[name] = functional.int8_vectorwise_dequant(tensors[name], sizes)
-        else:
-            found[name] = tensors[name]
-    return found
 
 
 @pytest.mark.parametrize(
