@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from stoker.cookbooks.language.bundled import bundled_base
 from stoker.gang import Gang, RankConfig
+from stoker.gang.starters import RankZygote
 from tests.later import imported_later
 from tests.unit.cookbooks.language.walked_language import examples
 
@@ -44,7 +46,13 @@ def ranks(folder: Path) -> list[dict[str, dict[str, Any]]]:
     for name, (given, stops_at) in TRAININGS.items():
         more = {"checkpoints": str(folder / name / "kept")} if "checkpoints" in given else {}
         asked[name] = ({**given, **more, "ranks": 2}, stops_at)
-    with Gang([RankConfig(0), RankConfig(1)]) as gang:
+    # Imported once, not by every rank.
+    preload = ("torch.distributed.fsdp", "transformers.models.llama.modeling_llama", train_all.__module__)
+    environment = {"PATH": "/usr/bin:/bin", "OMP_NUM_THREADS": "1"}
+    with (
+        RankZygote(env=environment, cwd=str(folder), sys_path=sys.path, preload=preload) as zygote,
+        Gang([RankConfig(0), RankConfig(1)], starter=zygote.starter()) as gang,
+    ):
         return gang.run(train_all, folder, asked, timeout_s=180)
 
 
