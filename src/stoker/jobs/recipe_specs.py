@@ -80,7 +80,7 @@ class HubArguments:
         measured: dict[str, Any] = {}
         for name, file in form.recipe.brings.items():
             text = args.get(name)
-            kind, _, file = file.rpartition("/")  # noqa: PLW2901 - a data set is told by its prefix
+            kind, _, file = file.rpartition("/")  # noqa: PLW2901 - its prefix marks a data set
             one = None
             if name in given and isinstance(text, str):
                 one = self._inputs.repository(f"arg:{name}", text, kind)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final, Literal
 from stoker.authoring import BadInput, StageContext, arg, stage
 from stoker.cookbooks.language.arguments import AdapterOverBaseArgs
 from stoker.cookbooks.language.kinds import GGUF_ADAPTER, GgufAdapter
-from stoker.cookbooks.language.merge import told_of_base
+from stoker.cookbooks.language.merge import warn_of_another_base
 from stoker.store.weight_files.tensor_layouts import Architecture, interleaved, tensor_layouts
 
 if TYPE_CHECKING:
@@ -40,14 +40,14 @@ class ExportArgs(AdapterOverBaseArgs):
     dtype: GgufDtype = arg("float32", help="precision of the file")
 
 
-@stage("language/export_adapter", version=1, uses=("gguf", "safetensors", "torch"), foresee=told_of_base)
+@stage("language/export_adapter", version=1, uses=("gguf", "safetensors", "torch"), foresee=warn_of_another_base)
 def export_adapter(job: StageContext, args: ExportArgs) -> GgufAdapter:
     """Write an adapter as one GGUF file."""
     from stoker.cookbooks.language.bases import read_base
     from stoker.cookbooks.language.peft import read_adapter
 
     base = read_base(Path(args.base), name=args.base_name, use="exported")
-    if note := told_of_base(args):
+    if note := warn_of_another_base(args):
         job.tell(note)
     adapter = read_adapter(Path(args.adapter))
     write_gguf_adapter(job.out / GGUF_ADAPTER, base, adapter, args.dtype)

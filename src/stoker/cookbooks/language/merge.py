@@ -21,7 +21,7 @@ class MergeArgs(AdapterOverBaseArgs):
     dtype: Dtype = arg("auto", help="precision of the weights; auto: that of the base")
 
 
-def told_of_base(args: AdapterOverBaseArgs) -> str | None:
+def warn_of_another_base(args: AdapterOverBaseArgs) -> str | None:
     """Return a warning if the adapter was trained over another base."""
     from stoker.cookbooks.language.bases import read_base
     from stoker.cookbooks.language.checks import is_another_base
@@ -34,7 +34,7 @@ def told_of_base(args: AdapterOverBaseArgs) -> str | None:
     return f"the adapter was trained over {shown(str(trained_over))}, this is {args.base_name}"
 
 
-@stage("language/merge_weights", version=1, uses=("safetensors", "torch", "transformers"), foresee=told_of_base)
+@stage("language/merge_weights", version=1, uses=("safetensors", "torch", "transformers"), foresee=warn_of_another_base)
 def merge_weights(job: StageContext, args: MergeArgs) -> LanguageModel:
     """Add an adapter to its matrices; the result needs no adapter."""
     import torch
@@ -43,7 +43,7 @@ def merge_weights(job: StageContext, args: MergeArgs) -> LanguageModel:
     from stoker.cookbooks.language.peft import read_adapter
 
     base = read_base(Path(args.base), name=args.base_name, use="merged")
-    if note := told_of_base(args):
+    if note := warn_of_another_base(args):
         job.tell(note)
     adapter = read_adapter(Path(args.adapter))
     width = stored_dtype(base) if args.dtype == "auto" else getattr(torch, args.dtype)

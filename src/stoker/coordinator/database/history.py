@@ -298,7 +298,7 @@ class _Checking:
         for one in self.replayed.contradictions:
             self.say(one.rule, one.message, *one.rows)
         self._events_lead_here()
-        self._attempts_are_told()
+        self._check_attempts()
         self._attempts_do_not_overlap()
         self._lease_is_the_newest()
         self._waits_with_reason()
@@ -319,7 +319,7 @@ class _Checking:
                 rule = "epochs_grow" if name == "epoch" and job[name] < value else "events_replay"
                 self.say(rule, f"row has {name} {job[name]}, events lead to {value}", job)
 
-    def _attempts_are_told(self) -> None:
+    def _check_attempts(self) -> None:
         """Compare attempts' rows with the events that granted and ended them."""
         numbers = [attempt["attempt"] for attempt in self.history.attempts]
         if numbers != list(range(1, self.job["attempt"] + 1)):
@@ -337,11 +337,11 @@ class _Checking:
                 self.say("one_event_per_move", f"no event for the grant of attempt {number}", attempt)
             elif (granted["epoch"], granted["generation"]) != (epoch, attempt["generation"]):
                 self.say("events_replay", f"attempt {number} was granted under another token", granted, attempt)
-            self._ending_is_told(attempt)
+            self._check_ending(attempt)
         if last_epoch > self.job["epoch"]:
             self.say("epochs_grow", f"epoch {self.job['epoch']} is behind that of its attempts", self.job)
 
-    def _ending_is_told(self, attempt: Row) -> None:
+    def _check_ending(self, attempt: Row) -> None:
         ends = self.replayed.ended.get(attempt["attempt"], ())
         ending, number = attempt["ending"], attempt["attempt"]
         if not ends:

@@ -9,7 +9,7 @@ import pytest
 
 from stoker.cookbooks.language.bundled import TinyShape, bundled_base, write_base
 from stoker.cookbooks.language.checks import find_base, is_another_base
-from stoker.cookbooks.language.merge import told_of_base
+from stoker.cookbooks.language.merge import warn_of_another_base
 from stoker.cookbooks.language.peft import read_adapter, write_adapter
 from stoker.core.errors import BadInput, InvalidArgs
 from stoker.core.frozen import changed
@@ -193,8 +193,8 @@ def test_another_base_than_the_adapter_names_is_told_and_another_way_to_the_same
         run_node(plan, "merge_weights", tmp_path / name, said=said)
         found = [one["told"] for one in said if "told" in one]
         node = plan.node("merge_weights")
-        assert node.stage.foresee is told_of_base
-        foreseen = told_of_base(node.stage.args.make(node.args))
+        assert node.stage.foresee is warn_of_another_base
+        foreseen = warn_of_another_base(node.stage.args.make(node.args))
         assert [foreseen] * bool(foreseen) == found, "a dry run says the same"
         return found
 

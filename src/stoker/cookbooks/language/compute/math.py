@@ -270,7 +270,7 @@ class PointwiseKernels:
 
     @staticmethod
     def packed_layout(head_dim: int) -> PackedLayout:  # noqa: ARG004 - that of `GpuKernels` depends on it
-        """Return how sequences of packed rows are told to a kernel for heads of this width."""
+        """Return how sequences of packed rows are given to a kernel for heads of this width."""
         return "borders"
 
 
