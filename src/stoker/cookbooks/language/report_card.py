@@ -55,7 +55,9 @@ def headline(training: LanguageTrainingRecord) -> str:
         point, base = kept_point(training), training["curve"]["before"]
         if point is None:
             return f"{title(training)}: not evaluated"
-        beside = "" if base is None else f" (the base alone: {short_number(base)})"
+        ranks = training["curve"].get("before_accuracy")
+        alone = "" if ranks is None else f"{_percent(ranks)}, loss "
+        beside = "" if base is None else f" (the base alone: {alone}{short_number(base)})"
         ranked = f"{_percent(point.get('eval_accuracy'))} of {_held_out(training)} ranked right"
         return f"{title(training)}: {ranked}, loss {_loss(point['eval_loss'])}{beside}"
     after, before = perplexity(best_eval(training)), perplexity(training["curve"]["before"])
@@ -96,7 +98,8 @@ def summary(training: LanguageTrainingRecord) -> dict[str, Any]:
 def _summary_of_pairs(training: LanguageTrainingRecord) -> dict[str, Any]:
     curve, point = training["curve"], kept_point(training)
     last = next((one for one in reversed(curve["points"]) if one["loss"] is not None), None)
-    rows = [["held out, the base alone", _loss(curve["before"]), "–", "–"]]
+    ranks = _percent(curve.get("before_accuracy")), _loss(curve.get("before_margin"))
+    rows = [["held out, the base alone", _loss(curve["before"]), *ranks]]
     for part, one, split in (
         (f"held out, after {updates(curve['kept'])} (kept)", point, "eval_"),
         ("" if last is None else f"training, after {updates(last['step'])}", last, ""),
@@ -281,8 +284,9 @@ def _curves(training: LanguageTrainingRecord, name: str, heading: str) -> Figure
     trained, judged = (
         [(one["step"], one[key]) for one in points if one.get(key) is not None] for key in (name, f"eval_{name}")
     )
-    if name == "loss" and curve["before"] is not None:
-        judged = [(0, curve["before"]), *judged]
+    base = curve["before"] if name == "loss" else curve.get("before_accuracy")
+    if base is not None:
+        judged = [(0, base), *judged]
     for place, (shown, label) in enumerate(((trained, "training part"), (judged, "held-out part"))):
         if shown:
             steps, values = zip(*shown, strict=True)

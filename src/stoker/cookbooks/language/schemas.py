@@ -65,6 +65,9 @@ class LanguageCurve(TypedDict):
     """The step whose weights were kept: that of the lowest `eval_loss`, or the last one."""
     before: float | None
     """`eval_loss` of the base alone."""
+    before_accuracy: NotRequired[float]
+    """Of pairs: how it ranks answers; not under dpo, where rewards are relative to it."""
+    before_margin: NotRequired[float]
 
 
 class LanguageTrainingRecord(TypedDict):

@@ -29,6 +29,7 @@ def test_an_adapter_over_the_bundled_base_learns_the_bundled_preferences(
     first, *_, last = training["curve"]["points"]
     assert first["accuracy"] is not None
     assert first["accuracy"] < last["accuracy"] == 1.0  # type: ignore[operator]  # of pairs
+    assert ("before_accuracy" in training["curve"]) is (method == "orpo")
     kept = kept_point(training)
     assert kept is not None
     assert kept["eval_accuracy"] == 1.0

@@ -91,6 +91,9 @@ def test_of_pairs_is_told_how_many_were_ranked_right(tmp_path):
     card = model_card(training)
     assert "- 1,140 pairs, 7 of them held out" in card
     assert "perplexity" not in card
+    training["curve"]["before_accuracy"], training["curve"]["before_margin"] = 0.571429, -0.25
+    assert headline(training).endswith("loss 0.5 (the base alone: 57 %, loss 0.6931)")
+    assert summary(training)["table"]["rows"][0] == ["held out, the base alone", "0.6931", "57 %", "-0.25"]
     curve = LanguageCurve(points=[], kept=5, before=None)
     assert headline(told(settings=training["settings"], curve=curve)).endswith("trained by DPO: not evaluated")
     assert [name for name, _, _ in all_plots(training)] == ["loss", "accuracy"]

@@ -351,7 +351,8 @@ class _Running:
             speakers = {member.evaluation_key: member for member in reversed(new)}
             self._evaluate(speakers.values())
             for member in new:
-                member.before = speakers[member.evaluation_key].before
+                speaker = speakers[member.evaluation_key]
+                member.before, member.before_ranking = speaker.before, speaker.before_ranking
 
     def _evaluate(self, members: Iterable[AdapterMember]) -> dict[int, Pairs]:
         """Evaluate members; return the weights of those with a new best."""
@@ -373,7 +374,7 @@ class _Running:
             if verdict is not None:
                 self._part(member, _diverged(verdict, member.update))
             elif member.update == 0:
-                member.before = loss
+                member.before, member.before_ranking = loss, evaluated.rankings.get(slot)
             else:
                 ranking = evaluated.rankings.get(slot)
                 member.curve.note_evaluation(member.update, loss=loss, lr=member.last_rate, ranking=ranking)

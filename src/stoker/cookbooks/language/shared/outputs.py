@@ -154,13 +154,18 @@ def training_record(  # noqa: PLR0913 - what a record is made of
 ) -> LanguageTrainingRecord:
     """Return the content of `training.json`; `weights` were trained, those of update `kept` are the result."""
     before = None if member.before is None else significant(member.before)
+    curve = LanguageCurve(points=member.curve.points, kept=kept, before=before)
+    # Under dpo the base does not rank: rewards are relative to it.
+    if member.before_ranking is not None and member.args.method != "dpo":
+        curve["before_accuracy"] = significant(member.before_ranking.accuracy)
+        curve["before_margin"] = significant(member.before_ranking.margin)
     return LanguageTrainingRecord(
         method=method,
         base=base,
         data=dict(member.examples.facts),
         settings=member.settings,
         weights=weights,
-        curve=LanguageCurve(points=member.curve.points, kept=kept, before=before),
+        curve=curve,
         device=device,
         dtype=dtype,
         notes=list(member.notes),

@@ -205,6 +205,10 @@ def judge(
 _RANKINGS = ("last_ranking", "best_ranking")
 
 
+def _plain(ranking: AnswerRanking | None) -> list[float] | None:
+    return None if ranking is None else [ranking.accuracy, ranking.margin]
+
+
 def should_stop(judged: MemberEvaluations, patience: int | None) -> bool:
     """Return True after so many evaluations without improvement; without patience, never."""
     return patience is not None and judged.worse_in_a_row >= patience
@@ -325,6 +329,7 @@ class AdapterMember:
         """Number of its updates."""
         self.curve = CurveRecorder(updates=self.updates, per_epoch=self.per_epoch)
         self.judged = MemberEvaluations()
+        self.before_ranking: AnswerRanking | None = None
         self.before: float | None = None
         """Its evaluation before the first update: that of the base."""
         self.left_out = 0
@@ -458,6 +463,7 @@ class AdapterMember:
                 "judged": {**fields_of(self.judged), **self._rankings()},
                 "curve": self.curve.state(),
                 "before": self.before,
+                "before_ranking": _plain(self.before_ranking),
                 "left_out": self.left_out,
                 "cost_s": self.cost_s,
                 "notes": list(self.notes),
@@ -473,6 +479,7 @@ class AdapterMember:
         self.update = state["step"]
         rankings = {name: AnswerRanking(*said["judged"][name]) for name in _RANKINGS if said["judged"][name]}
         self.judged = MemberEvaluations(**{**said["judged"], **rankings})
+        self.before_ranking = AnswerRanking(*said["before_ranking"]) if said["before_ranking"] else None
         if self.reference is not None:
             self.reference.go_on(said["reference"])
         self.curve.go_on(said["curve"])
@@ -484,8 +491,7 @@ class AdapterMember:
 
     def _rankings(self) -> dict[str, list[float] | None]:
         """Return the rankings of its evaluations as plain data."""
-        found = {name: getattr(self.judged, name) for name in _RANKINGS}
-        return {name: None if one is None else [one.accuracy, one.margin] for name, one in found.items()}
+        return {name: _plain(getattr(self.judged, name)) for name in _RANKINGS}
 
     def _read_on(self, count: int) -> None:
         while len(self._ahead) < count:
