@@ -74,6 +74,10 @@ class LanguageArgsChecker:
         self._judges = "base" not in surroundings().stand_ins
         """True if the base is valid, so that other arguments can be checked against it."""
 
+    @property
+    def has_faults(self) -> bool:
+        return bool(self._faults)
+
     def note(self, name: str, message: str, hint: str = "", lack: MissingRepoFiles | None = None) -> None:
         """Add a fault of an argument; with files of the hub that would mend it, if there are such."""
         fault = Diagnostic(f"{self._recipe}.{name}", message, hint)

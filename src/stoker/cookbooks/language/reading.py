@@ -27,9 +27,9 @@ from stoker.cookbooks.language.arguments import Layout
 from stoker.cookbooks.language.bundled import TEXT_SUFFIXES
 from stoker.cookbooks.language.columns import example_of_columns, found_columns, mapped, shown_names
 from stoker.cookbooks.language.data_sets import suffix_of
-from stoker.cookbooks.language.table_rows import CsvLines, Row, csv_rows, parquet_rows
+from stoker.cookbooks.language.table_rows import CsvLines, Row, csv_rows, parquet_rows, unpacks_to_more
 from stoker.core.frozen import frozen
-from stoker.core.text import first_line, format_size
+from stoker.core.text import first_line
 
 Form = Literal["text", "completion", "messages", "pair", "chat_pair"]
 
@@ -146,7 +146,9 @@ def read_lines(
     try:
         found: Iterator[RawExample | tuple[int, str] | None]
         if layout == "parquet":
-            found = _of_rows(parquet_rows(path, _TableColumns(name=path.name, given=columns or {})))
+            found = _of_rows(
+                parquet_rows(path, _TableColumns(name=path.name, given=columns or {}), _most_unpacked(path))
+            )
         else:
             found = _of_text(path, layout, columns or {})
         for one in found:
@@ -233,8 +235,7 @@ class _UnpackedFile(io.RawIOBase):
     def __init__(self, path: Path, inner: Any) -> None:
         self._name = path.name
         self._inner = inner
-        self._left = max(LARGEST_UNPACKED_BYTES, MOST_TIMES_UNPACKED * path.stat().st_size)
-        self._most = self._left
+        self._left = self._most = _most_unpacked(path)
 
     def readable(self) -> bool:
         return True
@@ -243,16 +244,17 @@ class _UnpackedFile(io.RawIOBase):
         data = self._inner.read(len(buffer))
         self._left -= len(data)
         if self._left < 0:
-            message = (
-                f"{self._name} unpacks to more than {format_size(self._most)}, {MOST_TIMES_UNPACKED} times its size"
-            )
-            raise StageInputError(message, hint="unpack it, if that is what it should be")
+            raise unpacks_to_more(self._name, self._most)
         buffer[: len(data)] = data
         return len(data)
 
     def close(self) -> None:
         self._inner.close()
         super().close()
+
+
+def _most_unpacked(path: Path) -> int:
+    return max(LARGEST_UNPACKED_BYTES, MOST_TIMES_UNPACKED * path.stat().st_size)
 
 
 def _opened(path: Path) -> io.BufferedReader:

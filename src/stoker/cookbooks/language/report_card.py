@@ -202,6 +202,11 @@ def _data(training: LanguageTrainingRecord) -> list[str]:
         )
     if facts.get("template"):
         lines.append(f"conversations written by {_TEMPLATES.get(facts['template'], facts['template'])}")
+    for one in facts.get("sources") or ():
+        if isinstance(one, dict):
+            of = {name: _said(one.get(name, "?")) for name in ("name", "weight", "examples", "tokens", "held_out")}
+            numbers = f"{of['examples']} {word}s of weight {of['weight']}, {of['tokens']} tokens"
+            lines.append(f"{of['name']}: {numbers}, {of['held_out']} held out")
     notes = facts.get("notes")
     return [*lines, *(notes if isinstance(notes, list) else [])]
 

@@ -58,10 +58,11 @@ class DataFinder:
             found += self._found(where, source, source.split or args.split, is_eval=False)
             if args.eval_split:
                 found += self._found(where, source, args.eval_split, is_eval=True)
-        is_complete = len(found) == (2 if args.eval_split else 1) * len(listed)
         for where, message, hint in self._wrong_columns(listed):
             self._checking.note(where, message, hint)
-        if is_complete and args.eval_split:
+        if args.eval_split and found:
+            if not self._checking.has_faults and not any(one.is_eval for one in found):
+                self._checking.note("eval_split", "no source has splits: all are files", "leave it out")
             own = {file for one in found if not one.is_eval for file in one.files}
             if any(file in own for one in found if one.is_eval for file in one.files):
                 self._checking.note("eval_split", f"{args.eval_split} is what is trained on", "name another split")
@@ -90,6 +91,9 @@ class DataFinder:
         path = Path(os.path.expanduser(text))
         is_folder = path.is_dir()
         repo = None if is_folder or text in DATA else data_repository(text)
+        if is_eval and not is_folder and repo is None and not isinstance(self._args.data, str):
+            # Among several sources, a file is for training.
+            return []
         if not is_folder and repo is None and (split or source.subset or self._args.subset):
             what = split_name if split else "subset"
             checking.note(what, f"{text} is no folder and no data set of the hub: it has no parts", "leave it out")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.authoring import StageInputError
-from stoker.core.text import first_line
+from stoker.core.text import first_line, format_size
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -110,8 +110,12 @@ def _read_messages(values: dict[str, Any]) -> Mapping[str, Any] | str:
         return "messages is no JSON list"
 
 
-def parquet_rows(path: Path, choose: ColumnChoice) -> Iterator[Row]:
-    """Return the rows of a Parquet file, numbered from 1; only the chosen columns are read, some rows at a time."""
+def parquet_rows(path: Path, choose: ColumnChoice, most_bytes: int) -> Iterator[Row]:
+    """Return the rows of a Parquet file, numbered from 1; only the chosen columns are read, some rows at a time.
+
+    Raises `StageInputError` if the file is damaged, or its values take more than `most_bytes`: a few bytes can stand
+    for any number of equal values.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -123,26 +127,31 @@ def parquet_rows(path: Path, choose: ColumnChoice) -> Iterator[Row]:
             columns = choose(schema.names)
             for part, column in columns.items():
                 _refuse_type(path.name, part, column, schema.field(column).type)
-            number = 0
+            number = read_bytes = 0
             for batch in file.iter_batches(_ROWS_AT_ONCE, columns=list(columns.values()), use_threads=False):
-                values = {part: batch.column(column) for part, column in columns.items()}
-                for place in range(batch.num_rows):
+                values = {part: batch.column(column).to_pylist() for part, column in columns.items()}
+                read_bytes += sum(len(one) for column in values.values() for one in column if isinstance(one, str))
+                if read_bytes > most_bytes:
+                    raise unpacks_to_more(path.name, most_bytes)
+                for row in zip(*values.values(), strict=True):
                     number += 1
-                    yield number, _row(values, place)
+                    yield number, _row(dict(zip(values, row, strict=True)))
     except (pa.ArrowException, OSError, MemoryError) as error:
         reason = first_line(error).replace(str(path), path.name)
         raise StageInputError(f"{path.name} is not a whole Parquet file: {reason}", hint="copy it again") from error
 
 
-def _row(values: Mapping[str, Any], place: int) -> Mapping[str, Any] | str:
-    made = {}
-    for part, column in values.items():
-        cell = column[place]
-        value = cell.as_py()
+def _row(values: dict[str, Any]) -> Mapping[str, Any] | str:
+    for part, value in values.items():
         if isinstance(value, str) and len(value) > LONGEST_VALUE:
             return f"{part} is longer than {LONGEST_VALUE >> 20} MiB"
-        made[part] = value
-    return _read_messages(made)
+    return _read_messages(values)
+
+
+def unpacks_to_more(name: str, most_bytes: int) -> StageInputError:
+    """Return the error for a file whose content is much larger than it is."""
+    message = f"{name} unpacks to more than {format_size(most_bytes)}, which is too many times its size"
+    return StageInputError(message, hint="write it as JSONL, if that is what it should be")
 
 
 def _refuse_columns(where: str, names: Sequence[str]) -> None:

@@ -19,6 +19,7 @@ from stoker.cookbooks.language.bundled import bundled_base, write_base
 from stoker.cookbooks.language.examples import ExampleSet
 from stoker.cookbooks.language.reading import InvalidLines, RawExample, layout_of, read_lines
 from stoker.cookbooks.language.tokenise import TokeniseArgs, look_through, tokenise
+from stoker.engine.code_identity import missing_of
 from stoker.engine.stage import perform
 from tests.unit.cookbooks.language.walked_language import compiled
 
@@ -162,6 +163,18 @@ def test_usual_names_are_known_and_others_are_mapped(tmp_path):
     assert "b.jsonl:1: it has no 'boddy'; it has 'body', 'n'" in told
 
 
+def test_pyarrow_is_asked_for_only_if_a_file_needs_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("stoker.engine.code_identity.version_of", lambda name: "" if name == "pyarrow" else "1")
+    monkeypatch.setattr("stoker.engine.code_identity._ABSENT", "")
+    for name in ("a.parquet", "a.jsonl.zst"):
+        node = compiled("lora", data=str(written(tmp_path / name, "x"))).node("tokenise_tables")
+        missing = missing_of([node.stage])
+        assert missing is not None
+        assert str(missing) == "language/tokenise_tables needs pyarrow: not installed"
+        assert missing.hint.endswith("-m pip install 'stoker[language]'")
+    assert missing_of([compiled("lora", data=str(written(tmp_path / "a.csv", "x"))).node("tokenise").stage]) is None
+
+
 # Compressed files.
 
 
@@ -174,6 +187,9 @@ def test_compressed_lines_are_read_and_bounded(tmp_path, monkeypatch):
     assert "a.jsonl.gz unpacks to more than" in refused(tmp_path / "a.jsonl.gz")
     assert "can't be read" in refused(written(tmp_path / "b.jsonl.gz", gzip.compress(lines)[:-30]))
     assert "can't be read" in refused(written(tmp_path / "c.jsonl.gz", lines))
+    many = parquet(tmp_path / "d.parquet", {"text": pa.array(["the same words"] * 100_000)})
+    assert many.stat().st_size < 100_000
+    assert "d.parquet unpacks to more than" in refused(many)
 
 
 # Folders and splits.
@@ -190,6 +206,10 @@ def test_a_folder_is_one_source_and_its_splits_have_names(tmp_path):
     assert (train["is_eval"], held["is_eval"]) == (False, True)
     told = faults_of(data=str(tmp_path), split="tset")["data"]
     assert "there is no split 'tset' | did you mean 'test'?" in told
+    alone = written(tmp_path.parent / "alone.jsonl", '{"text": "x"}\n')
+    sources = compiled("lora", data=[str(tmp_path), str(alone)], split="", eval_split="test").node("tokenise_tables")
+    assert [one["is_eval"] for one in sources.args["sources"]] == [False, False, True]
+    assert "no source has splits" in faults_of(data=[str(alone), "sums"], eval_split="test")["eval_split"]
     assert "is what is trained on" in faults_of(data=str(tmp_path), eval_split="train")["eval_split"]
     (tmp_path / "data/train-00000-of-00002.parquet").unlink()
     assert "1 of the 2 files of data/train are not there" in faults_of(data=str(tmp_path))["data"]
