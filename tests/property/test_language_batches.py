@@ -180,3 +180,38 @@ def test_a_cursor_over_what_cannot_be_is_refused(said):
 def test_there_must_be_something_to_train_on():
     with pytest.raises(ValueError, match="no examples to train on"):
         Cursor(_examples([3], held_out=1), row_tokens=8, batch=1, seed=0)
+
+
+@settings(max_examples=examples(40, 400))
+@given(
+    st.lists(st.tuples(st.integers(4, WIDEST), st.integers(4, WIDEST)), min_size=1, max_size=12),
+    st.integers(1, 5),
+    st.integers(0, 99),
+    st.sampled_from(["completion", "all"]),
+)
+def test_both_sides_of_every_pair_come_once_an_epoch_side_by_side_with_their_answers(pairs, batch, seed, train_on):
+    whole = _examples([length for pair in pairs for length in pair])
+    facts: ExampleFacts = {**FACTS, "sides": 2, "train_on": train_on}
+    made = ExampleSet(
+        tokens=whole.tokens, trained=whole.trained, starts=whole.starts, held_out=whole.held_out, facts=facts
+    )
+    cursor, seen = Cursor(made, row_tokens=WIDEST, batch=batch, seed=seed), []
+    ends = False
+    while not ends:
+        rows = cursor.next()
+        ends, answers = rows.ends_epoch, rows.answers
+        assert answers is not None
+        texts = answers.texts[answers.texts >= 0]
+        assert (len(answers.texts), len(texts)) == (2 * batch, 2 * answers.pairs)
+        assert texts[::2].tolist() == (texts[1::2] - 1).tolist()
+        seen += texts[::2].tolist()
+        for row, text in enumerate(texts):
+            ids, trained = made.example(int(text))
+            assert rows.tokens[row, : len(ids)].tolist() == ids.tolist()
+            # The answer is where its tokens are learned; a chosen text may have labels for its prompt, too.
+            assert np.array_equal(answers.places[row, : len(ids) - 1] == row, trained[1:])
+            has_label = rows.labels[row, : len(ids) - 1] != IGNORED
+            is_whole = train_on == "all" and row % 2 == 0
+            assert np.array_equal(has_label, np.ones_like(has_label) if is_whole else trained[1:])
+        assert answers.chosen_tokens == int((rows.labels[::2] != IGNORED).sum())
+    assert sorted(seen) == list(range(0, 2 * len(pairs), 2))
