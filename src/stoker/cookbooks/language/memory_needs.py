@@ -357,6 +357,15 @@ class FullTrainingSpec:
         return shape.parameters * (_WIDE + _WIDE - self.width.bytes + moments) + copies * _WIDE
 
     @property
+    def block_gradient_bytes(self) -> int:
+        """Gradients of a block's products beside its activations; without recomputing, those of later blocks are free.
+
+        On an H200 the peak was 2,444 MiB where 2,234 were estimated without them.
+        """
+        shape, tokens = self.base.shape, self.training.batch * self.training.sequence
+        return self.recomputes * self.width.bytes * tokens * (4 * shape.inner + 3 * shape.hidden)
+
+    @property
     def together_bytes(self) -> int:
         """What one of several ranks holds whole, with gradients: two blocks, and what is outside of blocks."""
         shape = self.base.shape
@@ -430,7 +439,7 @@ def on_gpu_bytes(whole: FullTrainingSpec) -> int:
     estimated = estimate(whole.training, gpu=next(iter(surroundings().rooms()), ""))
     if whole.ranks == 1 and not whole.base.shape.counted:
         return estimated.total_bytes + whole.masters_bytes
-    passes_bytes = sum(map(estimated.term, (*_OF_PASSES, "fragmentation", "context")))
+    passes_bytes = sum(map(estimated.term, (*_OF_PASSES, "fragmentation", "context"))) + whole.block_gradient_bytes
     whole_bytes = whole.narrow_bytes if whole.ranks == 1 else whole.together_bytes
     return passes_bytes + whole_bytes + -(-whole.state_bytes // whole.ranks)
 
