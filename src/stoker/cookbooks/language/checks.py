@@ -176,8 +176,6 @@ class LanguageArgsChecker:
             return
         if wanted == "auto":
             return
-        if is_general:
-            self.note("base_dtype", f"{wanted} is not supported on the general path", "leave it out")
         odd = [one for one in base.shape.linears if one.inputs * one.outputs % NF4_BLOCK]
         if odd and wanted == "nf4":
             size = f"{odd[0].outputs:,} × {odd[0].inputs:,}"

@@ -106,7 +106,6 @@ def test_words_for_targets_are_settled_by_the_module_and_are_part_of_the_work(gp
         ({"targets": ["c_atn"]}, "targets", "no matrix 'c_atn' in this gpt2 model | did you mean 'c_attn'?"),
         ({"targets": ["*.nothing"]}, "targets", "its matrices are c_attn, c_proj, c_fc; or all-linear, attention, mlp"),
         ({"rank": 33}, "rank", "33 is larger than c_attn, which is 32 × 96 | rank=32 at most"),
-        ({"base_dtype": "nf4"}, "base_dtype", "nf4 is not supported on the general path"),
         ({"max_seq_len": 65}, "max_seq_len", "65 tokens, but gpt2 reads 64 at most"),
     ],
 )

@@ -34,7 +34,7 @@ def open_base(
         if path == "fast":
             line += _compared(folder, blocks)
         return blocks, line
-    base = load_general(folder, device=device, dtype=dtype)
+    base = load_general(folder, device=device, dtype=dtype, base_dtype=base_dtype)
     if base.left_alone:
         line += f"; {len(base.left_alone)} of its linear layers never have adapters, such as {base.left_alone[0]}"
     if base.experts:

@@ -107,7 +107,7 @@ class QuantisedLayers:
 
     def __init__(self, layers: Sequence[QuantisedLayer], device: str, dtype: torch.dtype) -> None:
         self._layers = layers
-        self._dequantise = _dequantise_on(device)
+        self._dequantise = dequantise_on(device)
         self._shared = {
             name: torch.empty(sum(one.shape[0] for one in parts), parts[0].shape[1], device=device, dtype=dtype)
             for name, parts in layers[0].matrices.items()
@@ -133,7 +133,12 @@ class QuantisedLayers:
         return kept + _size(rest) + _size(self._shared.values())
 
 
-def _dequantise_on(device: str) -> Callable[[KeptMatrix, torch.Tensor], None]:
+def packed(weight: torch.Tensor, base_dtype: BaseDtype) -> QuantisedMatrix | Int8Matrix:
+    """Return a matrix in four or eight bits, on its device."""
+    return quantise(weight) if base_dtype == "nf4" else quantise_int8(weight)
+
+
+def dequantise_on(device: str) -> Callable[[KeptMatrix, torch.Tensor], None]:
     """Return what writes a matrix into a tensor."""
     four = dequantise
     if device != "cpu" and can_compile():
@@ -322,13 +327,11 @@ def _layer(shape: DecoderShape, files: WeightSource, number: int) -> LayerWeight
 
 
 def _quantised_layer(shape: DecoderShape, files: WeightSource, number: int, base_dtype: BaseDtype) -> QuantisedLayer:
-    pack: Callable[[torch.Tensor], KeptMatrix] = quantise if base_dtype == "nf4" else quantise_int8
-
     def kept(name: str, size: tuple[int, ...]) -> KeptMatrix:
         saved = files.saved(name, *size)
         if saved is not None:
             return saved
-        return files.read(name, *size) if files.is_quantised else pack(files.read(name, *size))
+        return files.read(name, *size) if files.is_quantised else packed(files.read(name, *size), base_dtype)
 
     matrices = {field: tuple(kept(*one) for one in _sizes(shape, number, names)) for field, names in _MATRICES.items()}
     return QuantisedLayer(matrices=matrices, rest=_rest(shape, files, number))

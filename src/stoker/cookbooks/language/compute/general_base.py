@@ -17,12 +17,16 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
+from stoker.cookbooks.language.arguments import BaseDtype
 from stoker.cookbooks.language.compute.banks import Bank, narrowed, onto, widened
+from stoker.cookbooks.language.compute.base_weights import dequantise_on, packed
 from stoker.cookbooks.language.compute.blocks import IGNORED, PassDropout, chunk_tokens
 from stoker.cookbooks.language.compute.decoding import ModuleCache
 from stoker.cookbooks.language.compute.general_shape import GeneralShape, general_shape
+from stoker.cookbooks.language.compute.int8 import Int8Matrix
 from stoker.cookbooks.language.compute.math import AttentionMask
 from stoker.cookbooks.language.compute.matrices import AdaptedMatrix
+from stoker.cookbooks.language.compute.nf4 import QuantisedMatrix
 from stoker.cookbooks.language.compute.transformers_base import head_of, load_transformers, takes_packed_rows
 from stoker.core.frozen import changed
 
@@ -45,7 +49,7 @@ class PassAdapters:
 
 
 class AdaptedLinear:
-    """A linear layer of a module, with adapters during a pass. Its weight is that of the module."""
+    """A linear layer of a module, with adapters during a pass. Its weight is that of the module, or in few bits."""
 
     def __init__(self, layer: Any, matrix: AdaptedMatrix, place: int, base: GeneralBase) -> None:
         """Take the place of the layer's forward pass. `place` is its number among all."""
@@ -53,17 +57,57 @@ class AdaptedLinear:
         self.matrix = matrix
         self.place = place
         self._base = base
-        self.bias: Tensor | None = layer.bias
-        self.weight = _weight(layer)
+        self._layer = layer
+        self._packed: QuantisedMatrix | Int8Matrix | None = None
         layer.forward = self.forward
+
+    @property
+    def bias(self) -> Tensor | None:
+        bias: Tensor | None = self._layer.bias
+        return bias
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight, `[outputs, inputs]`; of few bits dequantised anew."""
+        if self._packed is None:
+            return _weight(self._layer)
+        base, matrix = self._base, self.matrix
+        whole = torch.empty(matrix.outputs, matrix.inputs, dtype=base.dtype, device=base.device)
+        base.dequantise(self._packed, whole)
+        return whole
+
+    @property
+    def packed_bytes(self) -> int:
+        return 0 if self._packed is None else self._packed.size_bytes
+
+    def pack(self, base_dtype: BaseDtype) -> None:
+        """Keep the weight in few bits, on the base's device."""
+        whole = self._layer.weight
+        self._packed = packed(_weight(self._layer).to(self._base.device), base_dtype)
+        self._layer.weight = torch.nn.Parameter(whole.new_empty(0), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the layer's output, with that of the adapters in a pass."""
         now = self._base.now
         if now is None or self.matrix.name not in now.banks:
-            return self._plain(x)
+            # Autograd would keep each dequantised weight for the backward pass.
+            plain: Tensor = self._plain(x) if self._packed is None else _PackedProduct.apply(x, self)
+            return plain
         made: Tensor = _AdaptedProduct.apply(x, self._base.anchor, self, now)
         return made.view(*x.shape[:-1], -1)
+
+
+class _PackedProduct(torch.autograd.Function):
+    """The product with a matrix in few bits, which is dequantised once more for the backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, layer: AdaptedLinear) -> Tensor:
+        ctx.layer = layer
+        return linear(x, layer.weight, layer.bias)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None]:
+        return dy @ ctx.layer.weight, None
 
 
 class _AdaptedProduct(torch.autograd.Function):
@@ -136,8 +180,13 @@ class GeneralBase:
     takes_ragged = False
     records = False
 
-    def __init__(self, module: Any, shape: GeneralShape, *, device: str, dtype: torch.dtype) -> None:
-        """Take over a module. Which of its matrices can have adapters is found out by a small pass."""
+    def __init__(
+        self, module: Any, shape: GeneralShape, *, device: str, dtype: torch.dtype, base_dtype: BaseDtype = "auto"
+    ) -> None:
+        """Take over a module, and move it to the device; in few bits its matrices are quantised there one by one.
+
+        Which of its matrices can have adapters is found out by a small pass.
+        """
         self.module = module
         self.device = device
         self.dtype = dtype
@@ -149,8 +198,11 @@ class GeneralBase:
         """Matrices without adapters: not every token passes through them, or the module computes without the layer."""
         matrices = tuple(AdaptedMatrix(name=name, inputs=size[0], outputs=size[1]) for name, size in called.items())
         self.shape = changed(shape, matrices=matrices)
-        for place, matrix in enumerate(matrices):
-            AdaptedLinear(layers[matrix.name], matrix, place, self)
+        self.dequantise = dequantise_on(device)
+        self._layers = [AdaptedLinear(layers[one.name], one, place, self) for place, one in enumerate(matrices)]
+        for layer in self._layers if base_dtype != "auto" else ():
+            layer.pack(base_dtype)
+        module.to(device)
         self.is_transposed = bool(called) and not any(_is_linear(layers[name]) for name in called)
         self.experts = sum(one.ndim == _FUSED and "expert" in name for name, one in module.named_parameters())
         """Number of matrices of all experts of a block at once."""
@@ -161,7 +213,8 @@ class GeneralBase:
     @property
     def size_bytes(self) -> int:
         unlike = {one.data_ptr(): one for one in self.module.state_dict(keep_vars=True).values()}
-        return sum(one.numel() * one.element_size() for one in unlike.values())
+        whole: int = sum(one.numel() * one.element_size() for one in unlike.values())
+        return whole + sum(layer.packed_bytes for layer in self._layers)
 
     def cache(self) -> ModuleCache:
         """Return a cache of one sequence, which is empty."""
@@ -239,15 +292,18 @@ class GeneralBase:
 
     def _few_tokens(self, vocabulary: int) -> Tensor:
         rows, length = _TRIED
-        return ((torch.arange(rows * length) * 7 + 3) % vocabulary).view(rows, length).to(self.device)
+        return ((torch.arange(rows * length) * 7 + 3) % vocabulary).view(rows, length).to(self.module.device)
 
 
-def load_general(folder: Path, *, device: str, dtype: str) -> GeneralBase:
+def load_general(folder: Path, *, device: str, dtype: str, base_dtype: BaseDtype = "auto") -> GeneralBase:
     """Load a base as transformers loads it. Raises `BadInput` if transformers can't, or weights are missing."""
-    module = load_transformers(folder, dtype=dtype, device=device).requires_grad_(requires_grad=False)
+    # Whole weights of a base in few bits may not fit on the device.
+    at_first = device if base_dtype == "auto" else "cpu"
+    module = load_transformers(folder, dtype=dtype, device=at_first).requires_grad_(requires_grad=False)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     sizes = {name: tuple(one.shape) for name, one in module.named_parameters()}
-    return GeneralBase(module, general_shape(config, sizes), device=device, dtype=getattr(torch, dtype))
+    shape = general_shape(config, sizes)
+    return GeneralBase(module, shape, device=device, dtype=getattr(torch, dtype), base_dtype=base_dtype)
 
 
 def _linear_layers(module: Any) -> Iterator[tuple[str, Any]]:

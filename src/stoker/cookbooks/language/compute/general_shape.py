@@ -23,6 +23,8 @@ Sizes = Mapping[str, tuple[int, ...]]
 
 _DEFAULT_POSITIONS = 2048
 _MOST = 10**8
+_EXPERTS = re.compile(r"(?:.*\.)?experts\..*")
+"""Matrices of experts: tokens pass through some of them only."""
 _IN_BLOCK = re.compile(r"(?:.*?\.)?(?P<block>\d+)\.(?P<name>.+)")
 _OUTSIDE = ("embed", "wte", "wpe", "lm_head", "embed_out", "shared", "router")
 """Parts of the names of matrices that never have adapters: embeddings, heads."""
@@ -80,7 +82,8 @@ def general_shape(config: Mapping[str, Any], sizes: Sizes) -> GeneralShape:
 def _matrices(sizes: Sizes) -> Iterator[tuple[str, tuple[int, ...]]]:
     for key, size in sizes.items():
         name = key.removesuffix(".weight")
-        if name != key and not any(part in name for part in _OUTSIDE) and _IN_BLOCK.fullmatch(name):
+        is_outside = any(part in name for part in _OUTSIDE) or _EXPERTS.fullmatch(name)
+        if name != key and not is_outside and _IN_BLOCK.fullmatch(name):
             yield name, size
 
 

@@ -83,8 +83,8 @@ def general_base(folder: Path, name: str) -> Path:
     return folder
 
 
-def loaded(folder: Path, name: str, **on: str) -> GeneralBase:
-    return load_general(general_base(folder, name), **{"device": "cpu", "dtype": "float32", **on})
+def loaded(folder: Path, name: str, *, device: str = "cpu", dtype: str = "float32") -> GeneralBase:
+    return load_general(general_base(folder, name), device=device, dtype=dtype)
 
 
 def targets(base: GeneralBase, *words: str) -> tuple[str, ...]:
@@ -115,7 +115,8 @@ def three_unlike(base: GeneralBase, steps: int) -> list[Member]:
 
 
 def slots_of(base: GeneralBase, members: list[Member]) -> Slots:
-    slots = Slots(base, count=len(members), rank=max(one.spec.rank for one in members), targets=targets(base))
+    wanted = tuple(dict.fromkeys(target for one in members for target in one.spec.targets))
+    slots = Slots(base, count=len(members), rank=max(one.spec.rank for one in members), targets=wanted)
     for slot, member in enumerate(members):
         slots.load(slot, fresh_adapter(base.shape, member.spec), member.optim)
     return slots

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,8 @@ with imported_later():
     import torch
 
     from stoker.cookbooks.language.compute.banks import fresh_adapter
+    from stoker.cookbooks.language.compute.base_weights import packed
+    from stoker.cookbooks.language.compute.general_base import load_general
     from stoker.cookbooks.language.compute.passes import AdapterSlotRows
     from tests.unit.cookbooks.language.engine.general_bases import CONFIGS, loaded, slots_of, three_unlike
     from tests.unit.cookbooks.language.engine.peft_alone import peft_model, peft_trained, some_batches
@@ -75,6 +78,25 @@ def test_a_loss_in_chunks_teaches_the_same(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr("stoker.cookbooks.language.compute.general_base.chunk_tokens", lambda _words, _tokens: 5)
     train(slots_of(base, parts), dict(enumerate(parts)), range(STEPS))
     for one, other in zip(whole, parts, strict=True):
+        assert one.losses == pytest.approx(other.losses, rel=1e-6)
+
+
+@pytest.mark.parametrize("base_dtype", ["nf4", "int8"])
+@pytest.mark.parametrize("name", ["gpt2", "gemma"])
+def test_adapters_over_few_bits_are_those_over_the_rounded_weights(name: str, base_dtype: Any, tmp_path: Path) -> None:
+    whole = loaded(tmp_path / "base", name)
+    few = load_general(tmp_path / "base", device="cpu", dtype="float32", base_dtype=base_dtype)
+    for layer in whole._layers:
+        rounded = torch.empty_like(layer.weight)
+        whole.dequantise(packed(layer.weight, base_dtype), rounded)
+        layer.weight.copy_(rounded)
+    assert few.size_bytes < 0.8 * whole.size_bytes
+    # The second has adapters on some matrices only.
+    members, same = three_unlike(whole, STEPS)[:2], three_unlike(few, STEPS)[:2]
+    for base, everyone in ((whole, members), (few, same)):
+        train(slots_of(base, everyone), dict(enumerate(everyone)), range(STEPS))
+        train(slots_of(base, everyone[1:]), {0: everyone[1]}, range(STEPS))
+    for one, other in zip(members, same, strict=True):
         assert one.losses == pytest.approx(other.losses, rel=1e-6)
 
 
