@@ -177,7 +177,7 @@ def test_every_way_to_save_memory_saves_it_and_none_takes_more_than_estimated(la
         estimated = on_gpu_bytes(spec) - DEFAULT_CONTEXT_BYTES
         print(f"{name}: {peaks[name] / 2**20:,.0f} MiB, estimated {estimated / 2**20:,.0f}; {losses}")
         assert peaks[name] <= 1.05 * estimated
-        assert estimated <= 1.6 * peaks[name]
+        assert estimated <= 2 * peaks[name]
     assert peaks["again"] < 0.7 * peaks["plain"]
     assert peaks["narrow again"] < peaks["narrow"] < peaks["plain"]
     assert peaks["adafactor"] < peaks["plain"] - 6 * count

@@ -315,6 +315,9 @@ _MOMENTS = {"adamw": 8, "adamw8bit": 2, "adafactor": 0}
 _WIDE = 4
 """Bytes of a number in 32 bits."""
 _OF_PASSES = ("activations", "logits")
+_BITSANDBYTES_BYTES = 64 * 1024**2
+_SPARE_PERCENT = 8
+"""Of RAM: what was measured beyond the sum of tensors, for a base of 50 million weights."""
 _OTHERWISE = "use a smaller base, or train an adapter, which needs far less memory: language/lora"
 
 
@@ -457,7 +460,9 @@ def on_cpu_bytes(whole: FullTrainingSpec) -> int:
     learning_bytes = wide_bytes + ranks * passes_bytes + (ranks * whole.together_bytes if ranks > 1 else 0)
     writing_bytes = wide_bytes + min(read_bytes, SHARD_BYTES) + (every_bytes if ranks > 1 else 0)
     narrow_bytes = read_bytes if read_bytes < every_bytes else 0
-    return ranks * IMPORTS_BYTES + narrow_bytes + every_bytes + max(learning_bytes, writing_bytes)
+    held_bytes = narrow_bytes + every_bytes + max(learning_bytes, writing_bytes)
+    imports_bytes = IMPORTS_BYTES + (_BITSANDBYTES_BYTES if whole.optimizer == "adamw8bit" else 0)
+    return ranks * imports_bytes + held_bytes * (100 + _SPARE_PERCENT) // 100
 
 
 def _fitting(

@@ -11,12 +11,14 @@ from stoker.authoring import InputPath
 from stoker.cookbooks.language.arguments import FullArgs
 from stoker.cookbooks.language.bundled import TinyShape, write_base
 from stoker.cookbooks.language.examples import Cursor, MemberRows
+from stoker.core.errors import BadInput, StokerError
 from tests.later import imported_later
 from tests.unit.cookbooks.language.walked_language import examples
 
 with imported_later("torch", "transformers"):
     import torch
     import transformers
+    from safetensors.torch import load_file, save_file
 
     from stoker.cookbooks.language.compute.transformers_base import load_transformers
     from stoker.cookbooks.language.full_module import TrainedModule, TrainingRanks
@@ -132,3 +134,15 @@ def test_texts_of_one_row_do_not_see_each_other(tmp_path: Path, family: str) -> 
                 logits = model(torch.from_numpy(tokens[mine])[None]).logits[0]
             apart += float(torch.nn.functional.cross_entropy(logits, torch.from_numpy(labels[mine]), reduction="sum"))
     assert module.judge([rows]) == pytest.approx(apart / rows.supervised, rel=1e-5)
+
+
+def test_weights_that_are_missing_are_not_drawn_at_random(tmp_path: Path) -> None:
+    base = base_of(tmp_path / "base", "gpt2")
+    file = base / "model.safetensors"
+    weights = load_file(file)
+    save_file({name: one for name, one in weights.items() if not name.endswith("h.1.ln_2.bias")}, file)
+    with pytest.raises(BadInput, match=r"has no transformer\.h\.1\.ln_2\.bias"):
+        load_transformers(base)
+    file.write_bytes(file.read_bytes()[:-1000])
+    with pytest.raises(StokerError, match="can't"):
+        load_transformers(base)

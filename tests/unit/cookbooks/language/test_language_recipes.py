@@ -280,7 +280,7 @@ def test_optimisers_and_ranks_ask_for_the_memory_of_their_states(tmp_path: Path)
         one, other = asks(gpus=gpus, **given), asks(gpus=gpus)
         return float((one.vram_gib - other.vram_gib if gpus else one.memory_gib - other.memory_gib) * (1 << 30))
 
-    assert more_bytes(0, optimizer="adafactor") == pytest.approx(-2 * every_bytes, rel=0.02)
+    assert more_bytes(0, optimizer="adafactor") == pytest.approx(-2 * every_bytes, rel=0.1)
     assert more_bytes(1, optimizer="adafactor", dtype="float32") < -1.5 * every_bytes
     assert more_bytes(1, optimizer="adamw8bit", dtype="float32") < -1.2 * every_bytes
     # Beside masters, the weights that are computed with.
