@@ -26,8 +26,8 @@ _MOST = 10**8
 _EXPERTS = re.compile(r"(?:.*\.)?experts\..*")
 """Matrices of experts: tokens pass through some of them only."""
 _IN_BLOCK = re.compile(r"(?:.*?\.)?(?P<block>\d+)\.(?P<name>.+)")
-_OUTSIDE = ("embed", "wte", "wpe", "lm_head", "embed_out", "shared", "router")
-"""Parts of the names of matrices that never have adapters: embeddings, heads."""
+_OUTSIDE = ("embed", "wte", "wpe", "lm_head", "router")
+"""Parts of the names of matrices that never have adapters: embeddings, heads, and what chooses experts."""
 _MAPPING = re.compile(r"\nMODEL_FOR_CAUSAL_LM_MAPPING_NAMES = OrderedDict\(\n(?P<body>.*?)\n\)\n", re.DOTALL)
 _FAMILY = re.compile(r'^\s*\("(?P<family>[\w.-]+)", ', re.MULTILINE)
 

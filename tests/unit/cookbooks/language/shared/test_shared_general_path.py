@@ -12,7 +12,7 @@ from stoker.cookbooks.language.bundled import TinyShape, write_base
 from stoker.cookbooks.language.kinds import Adapter
 from stoker.core.errors import BadInput, StageDiverged
 from tests.later import imported_later
-from tests.unit.cookbooks.language.shared.companions import Person
+from tests.unit.cookbooks.language.shared.companions import Person, some_pairs
 
 with imported_later():
     import torch
@@ -102,6 +102,21 @@ def test_both_paths_teach_the_same(person: People, tmp_path: Path) -> None:
     assert losses(general) == pytest.approx(losses(fast), rel=1e-5)
     assert fast.weights.keys() == general.weights.keys()
     assert len(fast.weights) == 5
+    for name, pair in fast.weights.items():
+        for mine, theirs in zip(pair, general.weights[name], strict=True):
+            assert torch.allclose(mine, theirs, rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("method", ["dpo", "orpo"])
+def test_pairs_teach_the_same_on_both_paths(base: Path, tmp_path: Path, method: str) -> None:
+    said: dict[str, Any] = {"method": method, "beta": 0.3, "batch": 3, "lr": 3e-2, "lora_plus": 4.0}
+    of_paths = {
+        path: Person(tmp_path / path, base, 0, some_pairs(0), path=path, **said) for path in ("fast", "general")
+    }
+    for one in of_paths.values():
+        train(one)
+    fast, general = of_paths.values()
+    assert losses(general) == pytest.approx(losses(fast), rel=1e-5)
     for name, pair in fast.weights.items():
         for mine, theirs in zip(pair, general.weights[name], strict=True):
             assert torch.allclose(mine, theirs, rtol=1e-3, atol=1e-5)
