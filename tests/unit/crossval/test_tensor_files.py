@@ -26,7 +26,7 @@ PAIRS = [(fault, arch) for fault in FAULTS.values() for arch in fault.archs]
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
     for arch in ARCHITECTURES:
-        spec = FixtureSpec(size="tiny", arch=arch)  # type: ignore[arg-type]
+        spec = FixtureSpec(size="tiny", arch=arch)
         write_fixture(str(folder / arch), spec, (SAFETENSORS, "f32", "f16", "q8_0"), now_s=0.0)
     return folder
 

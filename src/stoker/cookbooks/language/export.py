@@ -1,36 +1,27 @@
-"""The stage that writes an adapter as a GGUF file for llama.cpp (`--lora`)."""
+"""The stages that write an adapter (`--lora`) or a whole model as a GGUF file for llama.cpp."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING
 
 from stoker.authoring import BadInput, StageContext, arg, stage
-from stoker.cookbooks.language.arguments import AdapterOverBaseArgs
-from stoker.cookbooks.language.kinds import GGUF_ADAPTER, GgufAdapter
+from stoker.cookbooks.language.arguments import AdapterOverBaseArgs, BaseArgs
+from stoker.cookbooks.language.gguf_model import (
+    FILE_TYPES,
+    GGUF_FAMILIES,
+    GgufDtype,
+    gguf_places,
+    write_gguf_model,
+)
+from stoker.cookbooks.language.kinds import GGUF_ADAPTER, GGUF_MODEL, GgufFile
 from stoker.cookbooks.language.merge import warn_of_another_base
-from stoker.store.weight_files.tensor_layouts import Architecture, interleaved, tensor_layouts
+from stoker.store.weight_files.tensor_layouts import interleaved
 
 if TYPE_CHECKING:
     from stoker.cookbooks.language.bases import TrainableBase
     from stoker.cookbooks.language.compute.banks import AdapterState
-
-GgufDtype = Literal["float32", "float16", "bfloat16"]
-_FILE_TYPES: Final[Mapping[GgufDtype, tuple[str, int]]] = {
-    "float32": ("F32", 0),
-    "float16": ("F16", 1),
-    "bfloat16": ("BF16", 32),
-}
-"""Of each dtype: its name in GGUF, and the number of a file of such matrices."""
-GGUF_FAMILIES: Final[Mapping[str, tuple[str, Architecture]]] = {
-    "llama": ("llama", "llama"),
-    "mistral": ("llama", "llama"),
-    "qwen2": ("qwen2", "qwen2"),
-    "qwen3": ("qwen3", "qwen2"),
-}
-"""Of each family: its name in llama.cpp, and the layout of its matrices there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +31,15 @@ class ExportArgs(AdapterOverBaseArgs):
     dtype: GgufDtype = arg("float32", help="precision of the file")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportModelArgs(BaseArgs):
+    """The model, and the precision of the file."""
+
+    dtype: GgufDtype = arg("float32", help="precision of the file")
+
+
 @stage("language/export_adapter", version=1, uses=("gguf", "safetensors", "torch"), foresee=warn_of_another_base)
-def export_adapter(job: StageContext, args: ExportArgs) -> GgufAdapter:
+def export_adapter(job: StageContext, args: ExportArgs) -> GgufFile:
     """Write an adapter as one GGUF file."""
     from stoker.cookbooks.language.bases import read_base
     from stoker.cookbooks.language.peft import read_adapter
@@ -52,7 +50,18 @@ def export_adapter(job: StageContext, args: ExportArgs) -> GgufAdapter:
     adapter = read_adapter(Path(args.adapter))
     write_gguf_adapter(job.out / GGUF_ADAPTER, base, adapter, args.dtype)
     job.log(f"{len(adapter.weights)} matrices of {base.name}; llama.cpp takes the file as --lora {GGUF_ADAPTER}")
-    return job.made(GgufAdapter)
+    return job.made(GgufFile)
+
+
+@stage("language/export_model", version=1, uses=("gguf", "safetensors", "tokenizers", "torch", "transformers"))
+def export_model(job: StageContext, args: ExportModelArgs) -> GgufFile:
+    """Write a whole model as one GGUF file."""
+    from stoker.cookbooks.language.bases import read_base
+
+    base = read_base(Path(args.base), name=args.base_name, use="exported")
+    write_gguf_model(job.out / GGUF_MODEL, base, args.dtype, job.step)
+    job.log(f"{base.name} in {args.dtype}; llama.cpp takes the file as -m {GGUF_MODEL}")
+    return job.made(GgufFile)
 
 
 def write_gguf_adapter(path: Path, base: TrainableBase, adapter: AdapterState, dtype: GgufDtype) -> None:
@@ -60,20 +69,23 @@ def write_gguf_adapter(path: Path, base: TrainableBase, adapter: AdapterState, d
     import gguf
     import torch
 
-    name, layout = GGUF_FAMILIES[base.family]
-    shape, spec = base.shape, adapter.spec
-    places = {
-        one.name: one for one in tensor_layouts(layout, layers=shape.layers, heads=shape.heads, kv_heads=shape.kv_heads)
-    }
-    kind, number = _FILE_TYPES[dtype]
+    name, spec, places = GGUF_FAMILIES[base.family][0], adapter.spec, gguf_places(base)
+    kind, number = FILE_TYPES[dtype]
     writer = gguf.GGUFWriter(path, name)
     writer.add_type(gguf.GGUFType.ADAPTER)
     writer.add_string(gguf.Keys.Adapter.TYPE, "lora")
     # llama.cpp divides it by the rank.
     writer.add_float32(gguf.Keys.Adapter.LORA_ALPHA, spec.scale * spec.rank)
     writer.add_file_type(number)
-    for module, (a, b) in adapter.weights.items():
-        place = places[f"{module}.weight"]
+    odd = [module for module in adapter.weights if f"{module}.weight" not in places]
+    if odd:
+        raise BadInput(f"llama.cpp has no adapters of {odd[0]}", hint="train one without it: targets=")
+    # In the order of GGUF: that of the adapter's file differs from time to time.
+    for place in places.values():
+        module = place.name.removesuffix(".weight")
+        if module not in adapter.weights:
+            continue
+        a, b = adapter.weights[module]
         order = [interleaved(row, len(b), place.heads) for row in range(len(b))] if place.heads else slice(None)
         for side, matrix in (("a", a), ("b", b[order])):
             if not matrix.to(getattr(torch, dtype)).isfinite().all():

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 """Files that PEFT reads."""
-GGUF_ADAPTER = "adapter.gguf"
-"""The file that llama.cpp reads."""
+GGUF_ADAPTER, GGUF_MODEL = "adapter.gguf", "model.gguf"
+"""The files that llama.cpp reads."""
 
 
 class Examples(Kind["ExampleSet"]):
@@ -60,17 +60,18 @@ class Adapter(TreeKind):
         check_json(path / "training.json", "curve")
 
 
-class GgufAdapter(TreeKind):
-    """A LoRA adapter as one GGUF file."""
+class GgufFile(TreeKind):
+    """A LoRA adapter, or a whole model, as one GGUF file."""
 
-    name: ClassVar[str] = "language/gguf_adapter"
+    name: ClassVar[str] = "language/gguf"
     version: ClassVar[int] = 1
 
     @classmethod
     def validate(cls, path: Path) -> None:
-        header = read_gguf_header(path / GGUF_ADAPTER)
-        if header.values.get("general.type") != "adapter":
-            raise ValueError(f"{GGUF_ADAPTER} is no adapter")
+        is_adapter = (path / GGUF_ADAPTER).exists()
+        header = read_gguf_header(path / (GGUF_ADAPTER if is_adapter else GGUF_MODEL))
+        if header.values.get("general.type") != ("adapter" if is_adapter else "model"):
+            raise ValueError("it is neither an adapter nor a model")
 
 
 class LanguageModel(TreeKind):

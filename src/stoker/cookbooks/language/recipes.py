@@ -39,8 +39,9 @@ from stoker.cookbooks.language.arguments import (
 from stoker.cookbooks.language.bases import CONFIG, TrainableBase
 from stoker.cookbooks.language.checks import LanguageArgsChecker, outline_of
 from stoker.cookbooks.language.data_sets import CARD
-from stoker.cookbooks.language.export import GGUF_FAMILIES, ExportArgs, GgufDtype, export_adapter
-from stoker.cookbooks.language.kinds import Adapter, Examples, GgufAdapter, LanguageModel, LanguageReport, Samples
+from stoker.cookbooks.language.export import ExportArgs, ExportModelArgs, export_adapter, export_model
+from stoker.cookbooks.language.gguf_model import GGUF_FAMILIES, GgufDtype, model_faults
+from stoker.cookbooks.language.kinds import Adapter, Examples, GgufFile, LanguageModel, LanguageReport, Samples
 from stoker.cookbooks.language.memory_needs import (
     FullTrainingSpec,
     Load,
@@ -106,8 +107,8 @@ class MergeRecipeArgs:
 class ExportRecipeArgs:
     """Arguments of language/export."""
 
-    base: str = arg("tiny", help="the base that the adapter was trained on: a folder, org/name of the hub, or tiny")
-    adapter: str = arg(help="a folder in PEFT's layout, such as the result of language/lora")
+    base: str = arg("tiny", help="the adapter's base, or the model: a folder, org/name of the hub, or tiny")
+    adapter: str = arg("", help="a folder in PEFT's layout, such as the result of language/lora; empty: a whole model")
     dtype: GgufDtype = arg("float32", help="precision of the file")
 
 
@@ -175,11 +176,24 @@ def merge(args: MergeRecipeArgs) -> Plan:
     return PlanBuilder("merge").start(merge_weights, settings, needs=reading_needs(base)).finish()
 
 
-@recipe(EXPORT, version=1, category=Category.EXPORT, output=GgufAdapter, backend="torch", brings=_BRINGS)
+@recipe(EXPORT, version=1, category=Category.EXPORT, output=GgufFile, backend="torch", brings=_BRINGS)
 def export(args: ExportRecipeArgs) -> Plan:
-    """Write an adapter as a GGUF file that llama.cpp loads beside its base."""
+    """Write an adapter as a GGUF file that llama.cpp loads beside its base; or a whole model."""
+    if not args.adapter:
+        return _whole_model(args)
     _, files = _adapter_over(LanguageArgsChecker(EXPORT), args)
     return PlanBuilder("export").start(export_adapter, ExportArgs(**files, dtype=args.dtype)).finish()
+
+
+def _whole_model(args: ExportRecipeArgs) -> Plan:
+    checking = LanguageArgsChecker(EXPORT)
+    base = checking.base(args.base)
+    for message, hint in () if base is None else model_faults(base):
+        checking.note("base", message, hint)
+    checking.refuse()
+    assert base is not None  # noqa: S101 - refused above
+    settings = ExportModelArgs(**_base(base, base.files), dtype=args.dtype)
+    return PlanBuilder("export").start(export_model, settings).finish()
 
 
 def _adapter_over(
@@ -344,8 +358,9 @@ COOKBOOK: Final = Cookbook(
         report_full_samples,
         merge_weights,
         export_adapter,
+        export_model,
     ),
-    kinds=(Examples, Adapter, GgufAdapter, LanguageModel, Samples, LanguageReport),
+    kinds=(Examples, Adapter, GgufFile, LanguageModel, Samples, LanguageReport),
     prefill={recipe.name: {"base": "tiny", "data": "sums"} for recipe in (lora, full)},
     # Every adapter of a sweep gets its own report, and a process that draws plots.
     preload=("matplotlib.backends.backend_svg", "matplotlib.figure", "numpy", "tokenizers", "torch"),

@@ -7,12 +7,13 @@ architecture `llama`, GGUF pairs neighbouring rows of a head for rope, where che
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
 from stoker.core.frozen import frozen
 
-Architecture = Literal["llama", "qwen2", "gpt2"]
-ARCHITECTURES: Final[tuple[str, ...]] = get_args(Architecture)
+Architecture = Literal["llama", "qwen2", "qwen3", "gpt2"]
+ARCHITECTURES: Final = ("llama", "qwen2", "gpt2")
+"""Those of fixtures and comparisons."""
 
 
 @frozen
@@ -51,6 +52,8 @@ def _llama(arch: Architecture, layers: int, heads: int, kv_heads: int) -> Iterat
             for part in parts:
                 name = f"{at}.self_attn.{letter}_proj.{part}"
                 yield TensorLayout(name=name, gguf=f"{to}.attn_{letter}.{part}", heads=count if is_interleaved else 0)
+        for letter in ("q", "k") if arch == "qwen3" else ():
+            yield TensorLayout(name=f"{at}.self_attn.{letter}_norm.weight", gguf=f"{to}.attn_{letter}_norm.weight")
         yield TensorLayout(name=f"{at}.self_attn.o_proj.weight", gguf=f"{to}.attn_output.weight")
         yield TensorLayout(name=f"{at}.post_attention_layernorm.weight", gguf=f"{to}.ffn_norm.weight")
         for word in ("gate", "up", "down"):

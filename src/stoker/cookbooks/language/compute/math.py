@@ -284,11 +284,12 @@ def can_compile() -> bool:
 
 def tables(rotation: Rotation, head_dim: int, length: int, device: str) -> tuple[torch.Tensor, torch.Tensor]:
     """Return cosines and sines, `[length, head_dim / 2]`, in 32 bits."""
-    angles = torch.outer(torch.arange(length, dtype=torch.float32), _frequencies(rotation, head_dim))
+    angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies(rotation, head_dim))
     return (angles.cos() * rotation.attention).to(device), (angles.sin() * rotation.attention).to(device)
 
 
-def _frequencies(rotation: Rotation, head_dim: int) -> torch.Tensor:
+def frequencies(rotation: Rotation, head_dim: int) -> torch.Tensor:
+    """Return the angle of each pair of a head from one position to the next."""
     plain = 1.0 / rotation.theta ** (torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim)
     if rotation.kind == "linear":
         return plain / rotation.factor
