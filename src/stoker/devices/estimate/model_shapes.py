@@ -83,6 +83,8 @@ class ModelShape:
     residual_dropout: float = 0.0
     attention_dropout: float = 0.0
     embedding_dropout: float = 0.0
+    holds_scores: bool = False
+    """Attention holds all its scores: no kernel of torch's computes it."""
     counted: int = 0
     """Number of parameters, if they were counted in the weights: of a family whose blocks are not known here."""
 

@@ -199,13 +199,17 @@ class MultiAdapterTraining:
         """Return what autograd keeps of one token in one block beyond that, in numbers of the base's precision.
 
         Both norms with their result, in 32 bits too; queries, keys and values before and after their rotation; two
-        more results of the activation. Not counted op by op: families differ.
+        more results of the activation. Not counted op by op: families differ. With small bases of twelve families,
+        autograd kept 0.46 to 1.02 of the whole estimate.
         """
         return 2 * self.shape.hidden * (2 + _FLOAT // self.dtype.bytes) + 2 * qkv + 2 * self.shape.inner
 
     def _attention_bytes(self) -> int:
         """Return what attention keeps of one token in one block, beyond its input and output."""
         shape = self.shape
+        if self.is_general and shape.holds_scores:
+            # Scores before and after softmax, also in 32 bits, keys and values for every head.
+            return shape.heads * self.sequence * 2 * (self.dtype.bytes + _FLOAT) + 2 * shape.q_width * self.dtype.bytes
         if not self._has_flash:
             # Scores before and after softmax, keys and values for every head.
             return shape.heads * self.sequence * 2 * self.dtype.bytes + 2 * shape.q_width * self.dtype.bytes

@@ -134,6 +134,26 @@ def test_autograd_keeps_more_than_the_fast_path(gpt2):
     assert general.needs.member_bytes > 1.2 * fast.needs.member_bytes
 
 
+def test_attention_without_a_kernel_holds_its_scores():
+    config = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 300}
+    long, short = (
+        {
+            family: estimate_adapters(
+                MultiAdapterTraining(
+                    shape=general_shape(
+                        {**config, "model_type": family}, {"model.layers.0.mlp.up.weight": (64, 64)}
+                    ).model,
+                    sequence=sequence,
+                    is_general=True,
+                )
+            ).needs.member_bytes
+            for family in ("gemma2", "gemma3_text")
+        }
+        for sequence in (2048, 256)
+    )
+    assert long["gemma2"] / long["gemma3_text"] > short["gemma2"] / short["gemma3_text"] > 1
+
+
 def test_an_adapter_over_such_a_base_goes_through_all_stages(gpt2, tmp_path):
     plan = compiled(
         "lora", base=str(gpt2), targets=["attention"], rank=4, steps=3, batch=2, max_seq_len=64, packing=True,

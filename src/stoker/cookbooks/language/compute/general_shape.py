@@ -51,19 +51,28 @@ class GeneralShape:
 
 @cache
 def causal_families() -> frozenset[str]:
-    """Return the families of which transformers has a causal language model; empty if that can't be found out.
-
-    Read from its source: importing it would take seconds.
-    """
-    found = importlib.util.find_spec("transformers")
-    if found is None or not found.submodule_search_locations:
-        return frozenset()
-    source = Path(found.submodule_search_locations[0], "models", "auto", "modeling_auto.py")
-    try:
-        match = _MAPPING.search(source.read_text(encoding="utf-8"))
-    except OSError:
-        return frozenset()
+    """Return the families of which transformers has a causal language model; empty if that can't be found out."""
+    match = _MAPPING.search(_source("auto"))
     return frozenset() if match is None else frozenset(_FAMILY.findall(match["body"]))
+
+
+@cache
+def _takes_kernels(family: str) -> bool:
+    """Return True if transformers computes the attention of a family by torch's kernels, or if that is not known."""
+    source = _source(family.removesuffix("_text"))
+    return not source or "_supports_sdpa = True" in source
+
+
+def _source(name: str) -> str:
+    """Return the source of a family in transformers; importing it would take seconds. Empty if there is none."""
+    found = importlib.util.find_spec("transformers")
+    if found is None or not found.submodule_search_locations or not name.isidentifier():
+        return ""
+    try:
+        file = Path(found.submodule_search_locations[0], "models", name, f"modeling_{name}.py")
+        return file.read_text(encoding="utf-8")
+    except OSError:
+        return ""
 
 
 def general_shape(config: Mapping[str, Any], sizes: Sizes) -> GeneralShape:
@@ -118,6 +127,7 @@ def _model(config: Mapping[str, Any], matrices: tuple[AdaptedMatrix, ...], sizes
         vocabulary=_count(config, "vocab_size"),
         is_tied=config.get("tie_word_embeddings", True) is True,
         linears=linears or _like_llama(hidden, inner),
+        holds_scores=not _takes_kernels(str(config.get("model_type"))),
         counted=sum(_product(size) for size in sizes.values()),
     )
 
