@@ -127,8 +127,10 @@ def test_prompts_are_typed_and_answered_by_all_side_by_side(shell: Shell) -> Non
 def test_one_prompt_is_answered_as_json(shell: Shell) -> None:
     words = ("chat", "./one", "./two", "tiny", "--prompt", "2+3=", "--tokens", "6")
     assert shell.stoker(*words).code == 2
-    done = shell.stoker(*words[:3], *words[4:], "--temperature", "0.8", "--seed", "3", "--json")
+    random = ("--temperature", "0.8", "--seed", "3", "--json")
+    done = shell.stoker(*words[:3], *words[4:], *random, STOKER_GPU_FAKE="cuda:24GiB")
     assert done.code == 0, done.err
+    assert "This torch can't use the assigned GPU: computed on the CPU." in done.err
     first, second = done.objects()
     assert (first["model"], second["model"]) == ("./one", "./two")
     assert first["completion"] != second["completion"]

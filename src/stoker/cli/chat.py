@@ -19,7 +19,7 @@ from stoker.cli.job_verbs import fetched
 from stoker.cli.screens import busy
 from stoker.core.device import GIB, Needs
 from stoker.core.errors import BadInput, MissingExtra, NotFound, StokerError, Usage
-from stoker.core.frozen import frozen
+from stoker.core.frozen import changed, frozen
 from stoker.core.text import outside
 from stoker.devices.ledger.reservations import CandidateDevice, DeviceRequest
 from stoker.engine.device_gate import device_variables
@@ -112,6 +112,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         needs = chat_needs(setup)
         if setup.on_gpu:
             stack.enter_context(_reserved(call, needs))
+            setup = _on_usable_device(call, setup)
         with busy(call, f"loading {setup.base.name}"):
             session = ChatSession(setup)
         if given["prompt"] is not None:
@@ -281,6 +282,17 @@ def _reserved(call: CommandContext, needs: Needs) -> Iterator[None]:
         chosen = [one for one in devices if one.uuid in held.uuids]
         os.environ |= device_variables(chosen, call.parts.settings.environment)
         yield
+
+
+def _on_usable_device(call: CommandContext, setup: ChatSetup) -> ChatSetup:
+    """Return the setup for the CPU if torch can't use the reserved GPU."""
+    from stoker.cookbooks.language.arguments import device_of
+
+    _, note = device_of(("gpu",))
+    if not note:
+        return setup
+    call.out.note(f"note: {note}")
+    return changed(setup, on_gpu=False, dtype="float32")
 
 
 # Answers, as they come.
