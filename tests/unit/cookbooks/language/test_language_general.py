@@ -86,6 +86,14 @@ def _headers(file: Path) -> list[dict[str, Any]]:
     return [one for name, one in json.loads(content[8 : 8 + size]).items() if name != "__metadata__"]
 
 
+def test_without_weights_a_base_with_experts_is_as_large_as_all_of_them():
+    mixtral = {
+        "model_type": "mixtral", "hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32,
+        "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 32000, "num_local_experts": 8,
+    }  # fmt: skip
+    assert 46.7e9 < general_shape(mixtral, {}).model.parameters < 1.05 * 46.7e9
+
+
 def test_a_config_without_sizes_is_refused():
     with pytest.raises(BadInput, match=r"config\.json: hidden_size is missing"):
         general_shape({"model_type": "novel"}, {})

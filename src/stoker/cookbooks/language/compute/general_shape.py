@@ -128,7 +128,7 @@ def _model(config: Mapping[str, Any], matrices: tuple[AdaptedMatrix, ...], sizes
         is_tied=config.get("tie_word_embeddings", True) is True,
         linears=linears or _like_llama(hidden, inner),
         holds_scores=not _takes_kernels(str(config.get("model_type"))),
-        counted=sum(_product(size) for size in sizes.values()),
+        counted=sum(_product(size) for size in sizes.values()) or _weights_of(config, hidden, layers, inner),
     )
 
 
@@ -143,6 +143,14 @@ def _like_llama(hidden: int, inner: int) -> tuple[Linear, ...]:
     outputs = {"gate_proj": inner, "up_proj": inner}
     block = (*inputs.items(), ("down_proj", inner))
     return tuple(Linear(name=name, inputs=size, outputs=outputs.get(name, hidden)) for name, size in block)
+
+
+def _weights_of(config: Mapping[str, Any], hidden: int, layers: int, inner: int) -> int:
+    """Return an upper limit of the weights of a model like Llama, or of one with experts."""
+    experts = _count(config, "num_local_experts", "num_experts", "n_routed_experts", default=1)
+    width = _count(config, "moe_intermediate_size", default=inner) if experts > 1 else inner
+    block = 4 * hidden * hidden + 3 * hidden * (experts * width + (inner if width != inner else 0))
+    return layers * block + 2 * hidden * _count(config, "vocab_size")
 
 
 def _product(size: tuple[int, ...]) -> int:
