@@ -19,14 +19,19 @@ from stoker.cookbooks.language.bundled import bundled_base, write_base
 from stoker.cookbooks.language.examples import ExampleSet
 from stoker.cookbooks.language.reading import InvalidLines, RawExample, layout_of, read_lines
 from stoker.cookbooks.language.tokenise import TokeniseArgs, look_through, tokenise
+from stoker.core.digests import Digest
 from stoker.engine.code_identity import missing_of
+from stoker.engine.recipe import MachineContext, surrounded_by
 from stoker.engine.stage import perform
+from stoker.transfer.hub.hub_cache import HubCache
+from stoker.transfer.hub.listing import Repo, RepoFile
 from tests.unit.cookbooks.language.walked_language import compiled
 
 pytest.importorskip("tokenizers")
 pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
+OUTSIDE = ("../../../../etc/secrets.jsonl", "/etc/secrets.jsonl", "a/../../b.jsonl")
 PAIRS = {"prompt": ["1+1=", "2+2="], "completion": ["2", "4"]}
 
 
@@ -254,6 +259,17 @@ def test_a_folder_that_is_no_set_is_refused(tmp_path):
     assert "has no parts" in faults_of(data=str(tmp_path / "a.jsonl"), split="train")["split"]
 
 
+def test_a_listing_in_the_cache_names_no_file_outside_of_it(tmp_path):
+    cache, repo, commit = HubCache(str(tmp_path / "hub")), Repo(kind="dataset", name="org/set"), "0" * 40
+    written(Path(cache.snapshot(repo, commit)) / "README.md", "# A set\n")
+    cache.write_ref(repo, "main", commit)
+    digest = Digest("0" * 64)
+    cache.write_tree(repo, commit, tuple(RepoFile(path=one, size_bytes=1, sha256=digest) for one in OUTSIDE))
+    with surrounded_by(MachineContext(hub_cache=lambda: cache.root)):
+        told = faults_of(data="org/set")["data"]
+    assert "org/set: it has no files of examples" in told
+
+
 # Several sources.
 
 
@@ -325,7 +341,10 @@ import sys
 from pathlib import Path
 from stoker.authoring import InputPath, StageContext
 from stoker.cookbooks.language.tokenise import TokeniseArgs, tokenise
+from stoker.engine.recipe import MachineContext, surrounded_by
 from stoker.engine.stage import perform
+from stoker.transfer.hub.hub_cache import HubCache
+from stoker.transfer.hub.listing import Repo, RepoFile
 
 base, out, *files = sys.argv[1:]
 peaks = []
