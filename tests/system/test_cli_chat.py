@@ -140,6 +140,8 @@ def test_what_cant_answer_is_refused_before_anything_is_loaded(shell: Shell) -> 
     other = write_base(shell.folder / "other", TinyShape(hidden=32))
     shutil.copytree(bundled_base("tiny"), shell.folder / "whole")
     for words, code, text in (
+        ((), 2, "NAME is missing"),
+        (("./one", "--temperature", "101", "--tokens", "0"), 2, "--temperature: not from 0 to 100; --tokens: '0'"),
         (("./one", "./one"), 2, "./one is named twice"),
         (("./one", "./whole"), 2, "./whole is a whole model, no adapter over a base"),
         (("gone",), 1, "there is no job 'gone'"),

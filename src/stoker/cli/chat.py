@@ -100,6 +100,8 @@ GRAMMAR = Grammar(
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
     """Answer one prompt, or those that are typed."""
+    if not given["names"]:
+        raise Usage("NAME is missing", hint="stoker chat last, or a folder")
     _refuse_missing()
     from stoker.cookbooks.language.chat import ChatSession, chat_needs
     from stoker.engine.recipe import surrounded_by
