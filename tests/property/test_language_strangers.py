@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import struct
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,41 @@ def test_any_data_file_gives_examples_and_faults_of_its_own_lines(place, lines, 
     numbers = [one.number for one in found]
     assert numbers == sorted(set(numbers))
     assert all(1 <= one <= content.count(b"\n") + 1 for one in numbers)
+
+
+_CELLS = st.text(alphabet='ab,"\r\n\t;\0é', max_size=8) | st.sampled_from(["text", "prompt", "completion", "messages"])
+_TABLES = st.lists(st.lists(_CELLS, max_size=3), max_size=5)
+
+
+@settings(max_examples=examples(60, 400))
+@given(rows=_TABLES, more=st.binary(max_size=20), layout=st.sampled_from(["csv", "tsv"]), at=st.integers(0, 80))
+def test_any_table_gives_examples_and_faults_of_its_own_lines(place, rows, more, layout: Layout, at):
+    content = "\n".join(",".join(row) for row in [["text", "n"], *rows]).encode()
+    content = content[:at] + more + content[at:]
+    place.write_bytes(content)
+    faults = InvalidLines("file")
+    try:
+        found = list(read_lines(place, layout, faults))
+        faults.refuse()
+    except StageInputError:
+        return
+    numbers = [one.number for one in found]
+    assert numbers == sorted(set(numbers))
+    assert all(2 <= one <= content.count(b"\n") + content.count(b"\r") + 1 for one in numbers)
+
+
+@settings(max_examples=examples(40, 300))
+@given(at=st.integers(0, 2000), length=st.integers(0, 60), new=st.binary(max_size=12))
+def test_any_damage_to_a_parquet_file_gives_examples_or_one_error(place, at, length, new):
+    parquet = pytest.importorskip("pyarrow.parquet")
+    pyarrow = pytest.importorskip("pyarrow")
+    whole = pyarrow.BufferOutputStream()
+    parquet.write_table(pyarrow.table({"text": ["one", "two", None], "n": [1, 2, 3]}), whole)
+    content = whole.getvalue().to_pybytes()
+    at = at % len(content)
+    place.write_bytes(content[:at] + new + content[at + length :])
+    with suppress(StageInputError):
+        list(read_lines(place, "parquet", InvalidLines("file")))
 
 
 _TENSORS = st.dictionaries(
