@@ -62,6 +62,8 @@ def found_columns(names: Iterable[str]) -> dict[str, str] | None:
     if {"instruction", "input", "output"} <= known:
         return None
     pairs = [pair for pair in _USUAL_PAIRS if known.issuperset(pair)]
+    if not pairs and "conversations" in known:
+        return {"messages": "conversations"}
     return dict(zip(FORMS["completion"], pairs[0], strict=True)) if len(pairs) == 1 else None
 
 

@@ -34,6 +34,7 @@ from stoker.core.text import first_line
 Form = Literal["text", "completion", "messages", "pair", "chat_pair"]
 
 ROLES: Final = ("system", "developer", "user", "assistant", "tool")
+_SPEAKERS = {"human": "user", "gpt": "assistant"}
 LONGEST_LINE_BYTES: Final = 16 * 1024 * 1024
 _MOST_FAULTS = 20
 _MOST_MESSAGES = 2000
@@ -448,6 +449,11 @@ def _message(place: int, value: Any) -> ChatMessage:
     where = f"message {place}"
     if not isinstance(value, dict):
         raise BadExampleLine(f"{where} is {_named(value)}, not an object with role and content")
+    if "from" in value and "role" not in value:
+        # The names that ShareGPT's files have.
+        speaker = value["from"]
+        value = {"role": _SPEAKERS.get(speaker, speaker) if isinstance(speaker, str) else speaker, **value}
+        value.setdefault("content", value.get("value"))
     role = value.get("role")
     if role not in ROLES:
         said = f"its role is {role[:40]!r}" if isinstance(role, str) else "it has no role"

@@ -164,6 +164,12 @@ def test_usual_names_are_known_and_others_are_mapped(tmp_path):
     assert read(written(tmp_path / "a.jsonl", '{"question": "q", "answer": "a"}\n'))[0].completion == "a"
     assert read(written(tmp_path / "a.csv", "instruction,output\nq,a\n"))[0].text == "q"
     assert "no columns that are known" in refused(written(tmp_path / "a.csv", "instruction,input,output\nq,i,a\n"))
+    talk = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]
+    for path in (
+        written(tmp_path / "c.jsonl", json.dumps({"conversations": talk, "id": 7})),
+        parquet(tmp_path / "c.parquet", {"conversations": [talk]}),
+    ):
+        assert [(one.role, one.content) for one in read(path)[0].messages] == [("user", "hi"), ("assistant", "ho")]
     told = refused(written(tmp_path / "b.jsonl", '{"body": "x", "n": 1}\n'), text="boddy")
     assert "b.jsonl:1: it has no 'boddy'; it has 'body', 'n'" in told
 
