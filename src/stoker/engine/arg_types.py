@@ -441,7 +441,7 @@ class EitherType(ArgType):
 
     def faults_in(self, value: Any, where: str) -> tuple[Any, list[Diagnostic]]:
         option = self._option(value)
-        if option.form is not object and not isinstance(option.plain(value), option.form | tuple):
+        if option.form is not _form_of(value):
             return None, [Diagnostic(where, f"expected {self.describe()}, got {said(value)}")]
         return option.faults_in(value, where)
 
@@ -449,12 +449,19 @@ class EitherType(ArgType):
         return self._option(value).make(value)
 
     def plain(self, value: Any) -> Any:
-        return self._option(value).plain(value)
+        option = self._option(value)
+        return option.plain(value) if option.form is _form_of(value) else value
 
     def _option(self, value: Any) -> ArgType:
-        """Return the type that a value has the form of; the last one if it has the form of none."""
-        form = list if type(value) is tuple else type(value)
-        return next((option for option in self.options if option.form is form), self.options[-1])
+        """Return the type that a value has the form of; the first one if it has the form of none."""
+        form = _form_of(value)
+        return next((option for option in self.options if option.form is form), self.options[0])
+
+
+def _form_of(value: Any) -> type:
+    if dataclasses.is_dataclass(value):
+        return dict
+    return list if type(value) is tuple else type(value)
 
 
 def fault_text(fault: Diagnostic) -> str:

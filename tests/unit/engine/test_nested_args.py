@@ -325,3 +325,43 @@ def test_runtime_leaves_of_records_stand_beside_them_on_their_way_and_only_decla
     assert values["model"]["trees"]["verbose"] is True
     with pytest.raises(BadInput, match="is not a runtime argument of r"):
         with_runtime(made, {**sent, "model.trees.count": 1})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OneOrMany:
+    data: str | tuple[str | Source, ...] = arg("none")
+    since: int = arg(3, later=True)
+
+
+MANY = ArgsSchema(OneOrMany)
+
+
+def test_text_or_a_list_of_texts_and_records_keeps_its_form() -> None:
+    assert MANY.build({}, owner="o") == OneOrMany()
+    given = ["a", {"path": "b", "weights": {"x": 2}}]
+    made = MANY.build({"data": given}, owner="o")
+    assert made.data == ("a", Source(path=InputPath("b"), weights={"x": 2.0}))
+    assert MANY.values_of(made)["data"] == ("a", {"path": "b", "also": (), "weights": {"x": 2.0}})
+    typed, faults = MANY.read({"data": "[a,{path: b, weights: {x: 2}}]"}, owner="o")
+    assert (MANY.build(typed, owner="o"), faults) == (made, [])
+    assert MANY.read({"data": "a"}, owner="o")[0] == {"data": "a"}
+    identity = MANY.identity(MANY.values_of(made), lambda path: f"digest of {path}")
+    assert identity["data"][1]["path"] == {"content": "digest of b"}
+
+
+def test_every_fault_in_a_list_of_records_has_its_place() -> None:
+    with pytest.raises(InvalidArgs) as caught:
+        MANY.build({"data": [7, {"pth": "b", "weights": {"x": -1}}, "c"]}, owner="o")
+    told = {fault.where: f"{fault.message} {fault.hint}" for fault in caught.value.faults}
+    assert set(told) == {"o.data.0", "o.data.1.pth", "o.data.1.path", "o.data.1.weights"}
+    assert "did you mean 'path'?" in told["o.data.1.pth"]
+    with pytest.raises(InvalidArgs, match="expected text or list"):
+        MANY.build({"data": 3}, owner="o")
+
+
+def test_an_argument_that_was_added_later_leaves_keys_as_they_were() -> None:
+    def identity(**given: int) -> dict[str, Any]:
+        return MANY.identity(MANY.check(given, owner="o")[0], str)
+
+    assert identity() == identity(since=3) == {"data": "none"}
+    assert identity(since=4) == {"data": "none", "since": 4}

@@ -377,8 +377,8 @@ def peaks_mib(folder: Path, *sizes_mib: float) -> tuple[list[int], str]:
 
 def test_memory_does_not_grow_with_a_file_and_transformers_is_not_imported_for_it(tmp_path):
     peaks, is_whole = peaks_mib(tmp_path, 1, 4)
-    # The tokens of the larger one take 15 MiB more, and lists of them many times that.
-    assert peaks[1] - peaks[0] < 12, peaks
+    # Kept in memory, the tokens of the larger one would take some 40 MiB more.
+    assert peaks[1] - peaks[0] < 24, peaks
     assert is_whole == "False"
 
 
