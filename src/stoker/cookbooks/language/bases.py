@@ -60,8 +60,8 @@ SMALL_FILES: Final = ("*.json", "*.jinja", "*.model", "*.txt")
 _READABLE = ("F32", "F16", "BF16")
 _SHOWN = 3
 _WANTED = f"use another base: {CONFIG} of a causal language model, a tokenizer.json, weights as safetensors"
-_CAUSAL = ("ForCausalLM", "LMHeadModel")
-"""Ends of the names of causal language models."""
+_CAUSAL = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration")
+"""Ends of the names of causal language models; those with images or sound have one, too, if they have no encoder."""
 
 
 @frozen

@@ -34,6 +34,7 @@ from stoker.cookbooks.language.bases import (
     still_to_come,
 )
 from stoker.cookbooks.language.bundled import BASES, PREFERENCES, bundled_base
+from stoker.cookbooks.language.compute.general_shape import place_of
 from stoker.cookbooks.language.compute.matrices import GROUPS, meant_by, settled_targets, unknown_words
 from stoker.cookbooks.language.peft import CONFIG, adapter_header, modules_of, read_config
 from stoker.core.digests import is_digest
@@ -241,10 +242,11 @@ class LanguageArgsChecker:
         self, modules: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]], rank: int, base: TrainableBase
     ) -> None:
         """Add a fault for the first target matrix of an adapter that the base lacks, or has in another size."""
-        sizes = {one.name: (one.inputs, one.outputs) for one in base.matrices}
+        # Files of some families name the outer modules differently.
+        known_as: Callable[[str], str] = place_of if base.differs else str
+        sizes = {known_as(one.name): (one.inputs, one.outputs) for one in base.matrices}
         for module in modules:
-            # Files of some families leave out the name of the outermost module.
-            size = sizes.get(module) or (sizes.get(module.partition(".")[2]) if base.differs else None)
+            size = sizes.get(known_as(module))
             if size is None:
                 self.note(
                     "adapter", f"target matrix {module} is not in {base.name}", "use the base that it was trained on"

@@ -162,6 +162,19 @@ def test_attention_without_a_kernel_holds_its_scores():
     assert long["gemma2"] / long["gemma3_text"] > short["gemma2"] / short["gemma3_text"] > 1
 
 
+def test_a_base_that_reads_images_learns_text(tmp_path):
+    base = general_base(tmp_path / "base", "gemma3")
+    found = find_base(str(base))
+    assert (found.shape.hidden, found.vocabulary, len(found.matrices)) == (32, 264, 14)
+    plan = compiled("lora", base=str(base), rank=4, steps=2, batch=2, max_seq_len=64)
+    examples = run_node(plan, "tokenise", tmp_path)
+    adapter = run_node(plan, "train_lora", tmp_path, examples=examples)
+    config = json.loads((adapter.path / "adapter_config.json").read_text())
+    assert {name.rpartition(".")[2] for name in config["target_modules"]} == {
+        *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    }
+
+
 def test_an_adapter_over_such_a_base_goes_through_all_stages(gpt2, tmp_path):
     plan = compiled(
         "lora", base=str(gpt2), targets=["attention"], rank=4, steps=3, batch=2, max_seq_len=64, packing=True,

@@ -226,23 +226,26 @@ def test_a_base_that_is_none_cant_be_merged(tmp_path, base):
         compiled("merge", base=str(tmp_path), adapter=str(written(trained(base), tmp_path / "adapter")))
 
 
-@pytest.mark.parametrize(("family", "left_out"), [("gpt2", ""), ("gpt2", "transformer."), ("gemma", "")])
+@pytest.mark.parametrize(
+    ("family", "left_out"), [("gpt2", ""), ("gpt2", "transformer."), ("gemma", ""), ("gemma3", "")]
+)
 def test_over_a_base_of_another_family_too(tmp_path, family, left_out):
     from peft import PeftModel
     from safetensors.torch import load_file, save_file
     from transformers import AutoModelForCausalLM
 
     from stoker.cookbooks.language.compute.general_base import load_general
+    from stoker.cookbooks.language.compute.matrices import settled_targets
     from tests.unit.cookbooks.language.engine.general_bases import general_base
 
     folder = general_base(tmp_path / "base", family)
     # As the hub's GPT-2, whose files leave out the name of the outermost module.
     file = folder / "model.safetensors"
     save_file({name.removeprefix(left_out): one for name, one in load_file(file).items()}, file, {"format": "pt"})
-    names = {"gpt2": ("attn.c_attn", "mlp.c_proj"), "gemma": ("q_proj", "down_proj")}[family]
-    adapter = trained(
-        load_general(folder, device="cpu", dtype="float32"), targets=names, is_transposed=family == "gpt2"
-    )
+    general = load_general(folder, device="cpu", dtype="float32")
+    words = {"gpt2": ("attn.c_attn", "mlp.c_proj"), "gemma": ("q_proj", "down_proj"), "gemma3": ("q_proj",)}[family]
+    names = settled_targets(words, [one.name for one in general.shape.matrices], general.shape.others)
+    adapter = trained(general, targets=names, is_transposed=family == "gpt2")
     made = written(adapter, tmp_path / "adapter")
     model = run_node(compiled("merge", base=str(folder), adapter=str(made)), "merge_weights", tmp_path)
     assert find_base(str(model.path)).shape.parameters == find_base(str(folder)).shape.parameters

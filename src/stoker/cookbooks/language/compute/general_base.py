@@ -197,7 +197,8 @@ class GeneralBase:
         self.left_alone = tuple(name for name in layers if name not in called)
         """Matrices without adapters: not every token passes through them, or the module computes without the layer."""
         matrices = tuple(AdaptedMatrix(name=name, inputs=size[0], outputs=size[1]) for name, size in called.items())
-        self.shape = changed(shape, matrices=matrices)
+        others = tuple(name for name, _ in module.named_modules() if name not in called)
+        self.shape = changed(shape, matrices=matrices, others=others)
         self.dequantise = dequantise_on(device)
         self._layers = [AdaptedLinear(layers[one.name], one, place, self) for place, one in enumerate(matrices)]
         for layer in self._layers if base_dtype != "auto" else ():

@@ -26,8 +26,9 @@ _MOST = 10**8
 _EXPERTS = re.compile(r"(?:.*\.)?experts\..*")
 """Matrices of experts: tokens pass through some of them only."""
 _IN_BLOCK = re.compile(r"(?:.*?\.)?(?P<block>\d+)\.(?P<name>.+)")
-_OUTSIDE = ("embed", "wte", "wpe", "lm_head", "router")
-"""Parts of the names of matrices that never have adapters: embeddings, heads, and what chooses experts."""
+_OUTSIDE = ("embed", "wte", "wpe", "lm_head", "router", "vision", "audio", "multi_modal")
+"""Parts of the names of matrices that never have adapters: embeddings, heads, what chooses experts, reads no text."""
+_PLACE = re.compile(r"(?:.*?\.)?(?P<place>[^.]+\.\d+\..+)")
 _MAPPING = re.compile(r"\nMODEL_FOR_CAUSAL_LM_MAPPING_NAMES = OrderedDict\(\n(?P<body>.*?)\n\)\n", re.DOTALL)
 _FAMILY = re.compile(r'^\s*\("(?P<family>[\w.-]+)", ', re.MULTILINE)
 
@@ -39,6 +40,8 @@ class GeneralShape:
     model: ModelShape
     positions: int
     matrices: tuple[AdaptedMatrix, ...]
+    others: tuple[str, ...] = ()
+    """The names of all other modules, which targets must not mean."""
 
     @property
     def vocabulary(self) -> int:
@@ -80,6 +83,9 @@ def general_shape(config: Mapping[str, Any], sizes: Sizes) -> GeneralShape:
 
     Without the sizes of its weights it has no matrices, and of a family that is not known it is like Llama.
     """
+    of_text = config.get("text_config")
+    if isinstance(of_text, Mapping):
+        config = {**config, **of_text, "model_type": config.get("model_type")}
     if not sizes and config.get("model_type") in families():
         return GeneralShape(model=read_shape(config), positions=_positions(config), matrices=())
     matrices = tuple(
@@ -100,6 +106,12 @@ def block_name(matrix: str) -> str:
     """Return the name of a matrix within its block."""
     match = _IN_BLOCK.fullmatch(matrix)
     return match["name"] if match else matrix
+
+
+def place_of(matrix: str) -> str:
+    """Return the name of a matrix from the list of blocks on: files and modules may differ in what is before it."""
+    match = _PLACE.fullmatch(matrix)
+    return match["place"] if match else matrix
 
 
 def _model(config: Mapping[str, Any], matrices: tuple[AdaptedMatrix, ...], sizes: Sizes) -> ModelShape:

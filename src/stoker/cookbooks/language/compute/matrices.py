@@ -92,9 +92,12 @@ def unknown_words(words: Iterable[str], names: Sequence[str]) -> list[str]:
     return [word for word in words if not meant_by(word, names)]
 
 
-def short_names(chosen: Collection[str], names: Sequence[str]) -> tuple[str, ...]:
-    """Return targets that mean exactly the chosen ones of some modules, each as short as possible, in their order."""
-    everywhere = Counter(end for name in names for end in _ends(name))
+def short_names(chosen: Collection[str], names: Sequence[str], others: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return targets that mean exactly the chosen ones of some modules, each as short as possible, in their order.
+
+    They mean none of the others.
+    """
+    everywhere = Counter(end for name in (*names, *others) for end in _ends(name))
     wanted = set(chosen)
     inside = Counter(end for name in names if name in wanted for end in _ends(name))
     # A name that begins with a number says less than one with the list before it.
@@ -106,6 +109,6 @@ def short_names(chosen: Collection[str], names: Sequence[str]) -> tuple[str, ...
     return tuple(dict.fromkeys(ends))
 
 
-def settled_targets(words: Iterable[str], names: Sequence[str]) -> tuple[str, ...]:
-    """Return the targets that words mean among modules, as PEFT names them."""
-    return short_names({name for word in words for name in meant_by(word, names)}, names)
+def settled_targets(words: Iterable[str], names: Sequence[str], others: Iterable[str] = ()) -> tuple[str, ...]:
+    """Return the targets that words mean among modules, as PEFT names them; none of them means another module."""
+    return short_names({name for word in words for name in meant_by(word, names)}, names, others)

@@ -580,7 +580,8 @@ def _targets(words: tuple[str, ...], base: FrozenBase) -> tuple[str, ...]:
         known = ", ".join(settled_targets([ALL_LINEAR], [re.sub(r"\d+", "N", name) for name in names]))
         message = f"targets: no matrix {', '.join(map(repr, unknown))} in this {base.shape.model.family} model"
         raise BadInput(message, hint=f"its matrices are {known}")
-    return settled_targets(words, names)
+    others = base.shape.others if isinstance(base, GeneralBase) else ()
+    return settled_targets(words, names, others)
 
 
 def _closes_up(base: FrozenBase) -> bool:

@@ -36,6 +36,16 @@ def _of(name: str, **said: Any) -> Callable[[], Any]:
     return lambda: getattr(transformers, f"{name}Config")(**{**_LLAMA_LIKE, **said})
 
 
+def with_images() -> Any:
+    """Return the config of a base that reads images, too."""
+    small = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    return transformers.Gemma3Config(
+        text_config={**_LLAMA_LIKE, "head_dim": 8, "sliding_window": 6},
+        vision_config={**small, "image_size": 28, "patch_size": 14},
+        mm_tokens_per_image=4,
+    )
+
+
 _EXPERTS = {"num_experts_per_tok": 2, "output_router_logits": False}
 CONFIGS: dict[str, Callable[[], Any]] = {
     "gpt2": lambda: transformers.GPT2Config(
@@ -70,7 +80,7 @@ def general_base(folder: Path, name: str) -> Path:
     (folder / "config.json").unlink()
     (folder / "model.safetensors").unlink()
     torch.manual_seed(1)
-    model = transformers.AutoModelForCausalLM.from_config({**CONFIGS, **MIXING}[name]())
+    model = transformers.AutoModelForCausalLM.from_config({**CONFIGS, **MIXING, "gemma3": with_images}[name]())
     with torch.no_grad():
         for parameter in model.parameters():
             # Larger than families begin with, so that every part of a block matters.
