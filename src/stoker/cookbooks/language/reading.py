@@ -122,7 +122,12 @@ class InvalidLines:
         lines = [*self._kept, f"and {more:,} more lines like these"] if more else self._kept
         where = f"{len(self._names):,} files" if len(self._names) > 1 else next(iter(self._names))
         head = [] if self._count == 1 else [f"{self._count:,} invalid lines in {where}:"]
-        hint = f"one JSON object on each line, {_FORMS}"
+        is_table = all(suffix_of(name) in _LAYOUTS for name in self._names)
+        hint = (
+            "mend these rows, or name other columns (columns=)"
+            if is_table
+            else f"one JSON object on each line, {_FORMS}"
+        )
         raise StageInputError("\n".join([*head, *lines]), hint=hint, count=self._count, lines=list(self._kept))
 
 

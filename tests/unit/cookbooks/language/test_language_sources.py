@@ -102,7 +102,7 @@ def test_a_conversation_in_a_csv_file_is_json(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("prompt,completion\na,b\nc\n", "a.csv:3: it has 1 values; the header has 2 columns"),
+        ("prompt,completion\na,b\nc\n", "a.csv:3: it has 1 values; the header has 2 columns | mend these rows"),
         ('prompt,completion\na,"b\n\nc,d\n', "a.csv:2: a quote is not closed"),
         ('text\n"a"b"\n', "a.csv:2: "),
         ("a,b,a\n1,2,3\n", "a.csv:1: column 'a' is there twice"),
