@@ -259,8 +259,8 @@ BOARD_GRAMMAR = Grammar(
     about=(
         "Read the best checkpoint of every adapter in the files (CHECKPOINT/best/metadata.json) and list them, best "
         "first: by validation loss, or by average loss without a held-out set. Adapters are ranked only against others "
-        "with the same data, method, max_seq_len, train_on and holdout_percent. Adapters without a checkpoint are "
-        "named below the list. Can be run during training."
+        "with the same data, split, method, max_seq_len, train_on and holdout_percent. Adapters without a checkpoint "
+        "are named below the list. Can be run during training."
     ),
     positionals=(Positional("FILE", key="files", help="adapters files", is_many=True),),
     examples=("stoker adapters board adapters.toml", "stoker adapters board first.toml second.toml --json"),

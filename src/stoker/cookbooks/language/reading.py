@@ -26,7 +26,7 @@ from stoker.authoring import StageInputError
 from stoker.cookbooks.language.arguments import Layout
 from stoker.cookbooks.language.bundled import TEXT_SUFFIXES
 from stoker.cookbooks.language.columns import example_of_columns, found_columns, mapped, shown_names
-from stoker.cookbooks.language.data_sets import suffix_of
+from stoker.cookbooks.language.data_sets import PACKED, suffix_of
 from stoker.cookbooks.language.table_rows import CsvLines, Row, csv_rows, parquet_rows, unpacks_to_more
 from stoker.core.frozen import frozen
 from stoker.core.text import first_line
@@ -45,7 +45,7 @@ MOST_TIMES_UNPACKED: Final = 100
 _LAYOUTS: Mapping[str, Layout] = {".parquet": "parquet", ".csv": "csv", ".tsv": "tsv"}
 _PAIR = '{"prompt": …, "chosen": …, "rejected": …}'
 _FORMS = f'such as {{"text": …}}, {{"prompt": …, "completion": …}}, {{"messages": […]}} or {_PAIR}'
-_PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+_MAGIC = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 _WIDE = (b"\xff\xfe", b"\xfe\xff")
 _BOM = b"\xef\xbb\xbf"
 _PIECE_BYTES = 1 << 20
@@ -132,8 +132,12 @@ class InvalidLines:
 
 
 def layout_of(path: Path) -> Layout:
-    """Return the layout by a file's name: plain text, a table, or else JSONL."""
-    return "text" if path.suffix.lower() in TEXT_SUFFIXES else _LAYOUTS.get(suffix_of(path.name), "jsonl")
+    """Return the layout by a file's name, without that of its compression: plain text, a table, or else JSONL."""
+    name = path.name.lower()
+    for packed in PACKED:
+        name = name.removesuffix(packed)
+    suffix = Path(name).suffix
+    return "text" if suffix in TEXT_SUFFIXES else _LAYOUTS.get(suffix, "jsonl")
 
 
 def needs_arrow(path: Path) -> bool:
@@ -280,7 +284,7 @@ def _refuse_other_files(name: str, file: io.BufferedReader) -> None:
         file.read(len(_BOM))
     if not head:
         raise StageInputError(f"{name} is empty", hint=f"one JSON object on each line, {_FORMS}")
-    for magic, what in _PACKED.items():
+    for magic, what in _MAGIC.items():
         if head.startswith(magic):
             raise StageInputError(f"{name} is {what}-compressed", hint="unpack it first; .gz and .zst are read")
     if head.startswith(b"PAR1"):

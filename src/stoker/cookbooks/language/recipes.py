@@ -3,9 +3,11 @@
     tokenise → train_lora → report                (language/lora; with samples: → sample → report)
     tokenise → train_full → report                (language/full)
     merge                                         (language/merge)
+    export_adapter, or export_model               (language/export)
 
-`base` is the name of a bundled base, a folder or a repository in the hub's cache; `data` is bundled or a file. Both
-reach the plan as files whose content, not place, decides whether work is repeated.
+`base` is the name of a bundled base, a folder or a repository in the hub's cache; `data` is bundled, a file, a folder,
+a data set in that cache, or several of them. Both reach the plan as files whose content, not place, decides whether
+work is repeated.
 """
 
 from __future__ import annotations

@@ -192,6 +192,7 @@ def test_pyarrow_is_asked_for_only_if_a_file_needs_it(tmp_path, monkeypatch):
 def test_compressed_lines_are_read_and_bounded(tmp_path, monkeypatch):
     lines = b'{"text": "hello"}\n' * 2000
     assert len(read(written(tmp_path / "a.jsonl.gz", gzip.compress(lines)))) == 2000
+    assert len(read(written(tmp_path / "a.txt.gz", gzip.compress(b"one\n\ntwo\n")))) == 2
     assert len(read(written(tmp_path / "a.jsonl.zst", pa.compress(lines, "zstd", asbytes=True)))) == 2000
     monkeypatch.setattr(reading, "LARGEST_UNPACKED_BYTES", 10_000)
     monkeypatch.setattr(reading, "MOST_TIMES_UNPACKED", 10)
