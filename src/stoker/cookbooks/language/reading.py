@@ -126,7 +126,7 @@ class InvalidLines:
         hint = (
             "mend these rows, or name other columns (columns=)"
             if is_table
-            else f"one JSON object on each line, {_FORMS}"
+            else f"one JSON object on each line, {_FORMS}; or name other columns (columns=)"
         )
         raise StageInputError("\n".join([*head, *lines]), hint=hint, count=self._count, lines=list(self._kept))
 
