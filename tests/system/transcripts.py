@@ -13,6 +13,9 @@ from tests.system.pasting import Ran
 _MACHINE = r"(?:.*; )?\d+ cores?, "
 """How the line about the machine begins, after its name: devices if there are any, then cores."""
 _CHANCE = (
+    (re.compile(r"\btokens_per_s [\d.e+]+"), "tokens_per_s SPEED"),
+    # Any member may be the one that prints it.
+    (re.compile(r"(?m)^  \S+ train_lora +(?=\d+ adapters, )"), "train_lora "),
     (re.compile(r"[\d,]+ during updates( \([^)]*\))?"), "SPEED during updates"),
     # What takes long says so now and then.
     (re.compile(r"(?m)^  (\S+( \S+)? +\d+(\.\d+)?m?s( +step \d.*)?|\d+ together +\S.* tokens/s)\n"), ""),
@@ -28,7 +31,7 @@ _CHANCE = (
 )
 
 
-_COMPANY = re.compile(r"(?m)(?<=, one base, one process: )(.*\n)((?:^[✓✗=] .*\n)+)")
+_COMPANY = re.compile(r"(?m)(?<=, one base, one process: )(.*\n)((?:^(?:[✓✗=] |train_lora \d).*\n)+)")
 """What is foreseen of a company, and the ends of its members, who end in any order."""
 
 
