@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.cookbooks.language.arguments import BaseDtype
-from stoker.cookbooks.language.compute.base_path import unlike_weights
+from stoker.cookbooks.language.compute.base_path import leads_elsewhere, unlike_weights
 from stoker.cookbooks.language.compute.frozen_base import EMBEDDING, module_name, shape_of, unlike
 from stoker.cookbooks.language.compute.general_shape import Sizes, causal_families, general_shape
 from stoker.cookbooks.language.compute.matrices import AdaptedMatrix, adaptable
@@ -217,6 +217,9 @@ def _of_config(folder: Path, name: str, faults: list[str]) -> Outline | None:
     config = _config(folder, faults)
     if config is None or not _is_causal(config, faults):
         return None
+    if elsewhere := leads_elsewhere(folder, config):
+        faults.append(elsewhere)
+        return None
     differs = unlike(config)
     try:
         quantised = saved_as(config)
@@ -264,11 +267,13 @@ def _is_causal(config: Mapping[str, Any], faults: list[str]) -> bool:
     said = [one for one in classes if isinstance(one, str)] if isinstance(classes, list) else []
     family, known = config.get("model_type"), causal_families()
     if config.get("is_encoder_decoder") is True or (said and not any(one.endswith(_CAUSAL) for one in said)):
-        faults.append(f"{', '.join(said) or 'it'} is not a causal language model")
+        faults.append(f"{shown(', '.join(said)) or 'it'} is not a causal language model")
     elif not family:
         faults.append("it names no model_type")
     elif not isinstance(family, str) or (known and family not in known):
-        faults.append(f"its architecture {family!r} is not supported: transformers has no causal language model of it")
+        faults.append(
+            f"its architecture {shown(repr(family))} is not supported: transformers has no causal language model of it"
+        )
     else:
         return True
     return False

@@ -130,19 +130,20 @@ class ChatSession:
         if self.is_plain:
             yield from sampler.pieces(self._fitting(sampler.prompt_tokens(prompt)))
             return
-        turns = self._turns[name]
-        turns.append(ChatMessage(role="user", content=prompt))
+        turns = [*self._turns[name], ChatMessage(role="user", content=prompt)]
         shown = sampler.chat_tokens(turns)
         while len(shown) + self._tokens > self._longest and len(turns) > 1:
             del turns[:2]
             shown = sampler.chat_tokens(turns)
+        pieces = sampler.pieces(self._fitting(shown))
         said: list[str] = []
         try:
-            for piece in sampler.pieces(self._fitting(shown)):
+            for piece in pieces:
                 said.append(piece)
                 yield piece
         finally:
-            turns.append(ChatMessage(role="assistant", content="".join(said)))
+            # A prompt that was refused is no turn: templates want turns to alternate.
+            self._turns[name] = [*turns, ChatMessage(role="assistant", content="".join(said))]
 
     def _fitting(self, shown: list[int]) -> list[int]:
         if len(shown) >= self._longest:
@@ -156,5 +157,5 @@ def _is_plain(setup: ChatSetup, *, has_template: bool) -> bool:
         return setup.is_plain
     adapter = next((one.adapter for one in setup.models if one.adapter is not None), None)
     if adapter is not None and (adapter / TRAINING).is_file():
-        return not is_chat(read_training(adapter)["data"].get("forms"))
+        return not is_chat(read_training(adapter)["data"])
     return not has_template

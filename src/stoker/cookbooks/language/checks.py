@@ -41,6 +41,7 @@ from stoker.core.digests import is_digest
 from stoker.core.errors import BadInput, Damaged, MissingRepoFiles, StokerError
 from stoker.core.text import did_you_mean, format_size
 from stoker.engine.recipe import surroundings
+from stoker.store.weight_files.headers import shown
 
 if TYPE_CHECKING:
     from stoker.transfer.hub.hub_cache import HubCache
@@ -249,7 +250,9 @@ class LanguageArgsChecker:
             size = sizes.get(known_as(module))
             if size is None:
                 self.note(
-                    "adapter", f"target matrix {module} is not in {base.name}", "use the base that it was trained on"
+                    "adapter",
+                    f"target matrix {shown(module)} is not in {base.name}",
+                    "use the base that it was trained on",
                 )
                 return
             inputs, outputs = size
@@ -257,10 +260,9 @@ class LanguageArgsChecker:
             # Some keep their matrices transposed.
             fits = [[(rank, inputs), (outputs, rank)], *([[(rank, outputs), (inputs, rank)]] if base.differs else [])]
             if found not in fits:
-                shown = " and ".join("×".join(map(str, one)) for one in found)
-                message = (
-                    f"its matrices for {module} are {shown}; {base.name} requires {rank}×{inputs} and {outputs}×{rank}"
-                )
+                sizes_found = " and ".join("×".join(map(str, one)) for one in found)
+                wanted = f"{rank}×{inputs} and {outputs}×{rank}"
+                message = f"its matrices for {shown(module)} are {sizes_found}; {base.name} requires {wanted}"
                 self.note("adapter", message, "use the base that it was trained on")
                 return
 

@@ -85,7 +85,8 @@ def shown_names(names: Iterable[str]) -> str:
 
 def example_of_columns(names: Sequence[str]) -> str:
     """Return a mapping to type for a table whose columns have other names."""
+    shown = [name[:40] if name.isprintable() else "COLUMN" for name in names[:2]]
     if len(names) == 1:
-        return f"columns='{{text: {names[0]}}}'"
-    prompt, completion = [*names, "COLUMN", "COLUMN"][:2]
+        return f"columns='{{text: {shown[0]}}}'"
+    prompt, completion = [*shown, "COLUMN", "COLUMN"][:2]
     return f"columns='{{prompt: {prompt}, completion: {completion}}}'"

@@ -28,6 +28,9 @@ _WORDS = {
 _SHARD = re.compile(r"(?P<split>[\w.]+)-(?P<number>\d{5})-of-(?P<count>\d{5})")
 _TOKENS = re.compile(r"[^a-z0-9]+")
 _CONFIGS = re.compile(r"^configs:[ \t]*\r?\n((?:[ \t-].*\r?\n|[ \t]*\r?\n)*)", re.MULTILINE)
+_WILDCARDS = re.compile(r"(\*\*/|\*\*|\*|\?)")
+_MOST_PATTERNS, _MOST_PIECES = 100, 32
+"""Of one split: patterns with wildcards, and the parts of one of them."""
 _ABOUT = ("dataset_infos.json", "dataset_info.json", "state.json", "config.json")
 """Files beside the data."""
 
@@ -138,18 +141,53 @@ def _configured(configs: DataSetConfigs, names: Sequence[str], subset: str) -> d
         raise BadInput(message, hint=did_you_mean(name, known) or f"subset= one of {', '.join(known[:20])}")
     splits: dict[str, list[str]] = {}
     for split, patterns in configs.splits[name].items():
-        forms = [_pattern(one) for one in patterns]
-        found = [one for one in names if any(form.fullmatch(one) for form in forms)]
+        found = _fitting(patterns, names)
         if found:
             splits[split] = found
     return splits
 
 
-def _pattern(text: str) -> re.Pattern[str]:
-    """Return the pattern of a card: a star stays in its folder, two do not."""
-    parts = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    pieces = re.split(r"(\*\*/|\*\*|\*|\?)", text.removeprefix("./"))
-    return re.compile("".join(parts.get(piece, re.escape(piece)) for piece in pieces))
+def _fitting(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return the names that fit a pattern of a card."""
+    pieces = [_WILDCARDS.split(one.removeprefix("./")) for one in patterns]
+    plain = {one[0] for one in pieces if len(one) == 1}
+    wild = [one for one in pieces if len(one) > 1]
+    if len(wild) > _MOST_PATTERNS or any(len(one) > _MOST_PIECES for one in wild):
+        raise BadInput(f"its {CARD} has too many patterns of files", hint="name one of its files")
+    return [name for name in names if name in plain or any(_fits(name, one) for one in wild)]
+
+
+def _fits(path: str, pieces: Sequence[str]) -> bool:
+    """Return True if a path fits a pattern: a star stays in its folder, two do not.
+
+    A regular expression of a stranger's stars may take for ever; this takes the product of both lengths at most.
+    """
+    places = [0]
+    for piece in pieces:
+        places = _places_after(path, piece, places)
+        if not places:
+            return False
+    return places[-1] == len(path)
+
+
+def _places_after(path: str, piece: str, places: Sequence[int]) -> list[int]:
+    """Return where the next piece of a pattern may begin, ascending."""
+    size = len(path)
+    if piece == "**":
+        return list(range(places[0], size + 1))
+    if piece == "**/":
+        within = {place + 1 for place in range(places[0], size) if path[place] == "/"}
+        return sorted(within.union(places))
+    if piece == "?":
+        return [place + 1 for place in places if place < size and path[place] != "/"]
+    if piece != "*":
+        return [place + len(piece) for place in places if path.startswith(piece, place)]
+    found: list[int] = []
+    for place in places:
+        if not found or place > found[-1]:
+            end = path.find("/", place)
+            found += range(place, (size if end < 0 else end) + 1)
+    return found
 
 
 def _by_name(names: Sequence[str]) -> dict[str, list[str]]:

@@ -7,7 +7,7 @@ that llama.cpp has for the family.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -177,6 +177,13 @@ def _tokenizer_json(base: TrainableBase) -> Mapping[str, Any]:
 
 def _split_of(said: Mapping[str, Any]) -> str:
     """Return llama.cpp's name of how a tokenizer splits texts. Raises `BadInput` if it has none."""
+    with suppress(AttributeError, TypeError, IndexError, KeyError):
+        if name := _known_split(said):
+            return name
+    raise BadInput("its tokenizer can't be exported", hint=_INSTEAD)
+
+
+def _known_split(said: Mapping[str, Any]) -> str:
     model, before = said.get("model") or {}, said.get("pre_tokenizer") or {}
     parts = before.get("pretokenizers") or [before]
     is_bytes = any(isinstance(one, dict) and one.get("type") == "ByteLevel" for one in parts)
@@ -186,7 +193,7 @@ def _split_of(said: Mapping[str, Any]) -> str:
         pattern = str((parts[0].get("pattern") or {}).get("Regex"))
         if len(parts) == 2 and parts[0].get("type") == "Split" and pattern in _SPLITS:
             return _SPLITS[pattern]
-    raise BadInput("its tokenizer can't be exported", hint=_INSTEAD)
+    return ""
 
 
 def _add_tokenizer(writer: Any, base: TrainableBase) -> None:
@@ -215,7 +222,7 @@ def _add_tokenizer(writer: Any, base: TrainableBase) -> None:
         if number is not None:
             add(number)
     plain, whole = (tokenizer("a", add_special_tokens=adds)["input_ids"] for adds in (False, True))
-    writer.add_add_bos_token(whole[0] != plain[0])
-    writer.add_add_eos_token(whole[-1] != plain[-1])
+    writer.add_add_bos_token(whole[:1] != plain[:1])
+    writer.add_add_eos_token(whole[-1:] != plain[-1:])
     if tokenizer.chat_template:
         writer.add_chat_template(tokenizer.chat_template)

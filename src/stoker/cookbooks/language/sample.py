@@ -82,7 +82,7 @@ def _sampled(
         temperature=args.temperature,
         seed=args.seed,
     )
-    chats = is_chat(read_training(trained)["data"].get("forms"))
+    chats = is_chat(read_training(trained)["data"])
     made = [sampler.complete(prompt, is_chat=chats, check=job.check) for prompt in args.prompts]
     for one in made:
         job.log(f"{one['prompt']!r} → {one['completion']!r}")
@@ -240,8 +240,9 @@ class Sampler:
         return frozenset(one for one in named if one is not None)
 
 
-def is_chat(forms: Any) -> bool:
-    """Return True if most of the training data are conversations."""
-    if not isinstance(forms, dict) or not forms:
+def is_chat(data: Any) -> bool:
+    """Return True if most of the training data are conversations, by what a stranger's record says of it."""
+    forms = data.get("forms") if isinstance(data, dict) else None
+    if not isinstance(forms, dict) or not forms or any(type(count) is not int for count in forms.values()):
         return False
     return bool(max(forms, key=lambda form: forms[form]) in {"messages", "chat_pair"})

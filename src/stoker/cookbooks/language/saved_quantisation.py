@@ -7,6 +7,7 @@ Importing this module imports no library.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -16,8 +17,10 @@ from stoker.store.weight_files.headers import TensorEntry, shown
 
 STATE: Final = "quant_state.bitsandbytes__nf4"
 _SCALE_BLOCK = 256
+_LARGEST_STATE_BYTES = 64 * 1024
 _CODES: Final[Mapping[BaseDtype, tuple[str, ...]]] = {"auto": (), "nf4": ("U8", "F32", "F16", "BF16"), "int8": ("I8",)}
 """Types of the codes in files; those of NF4 may be stored as any type."""
+_SCALES = ("F32", "F16", "BF16")
 _PARTS = frozenset({"SCB", "weight_format"})
 _INSTEAD = "use the base that it was made from, with base_dtype=nf4"
 
@@ -72,31 +75,41 @@ def matrix_faults(
     held = (entry.end - entry.begin) * (2 if saved == "nf4" else 1)
     if held != count:
         yield f"{name} has {held:,} weights; config.json states {size[0]:,} × {size[1]:,}"
-    if saved == "int8":
-        if there[scales_of(name)].shape != size[:1]:
-            yield f"{scales_of(name)} is {list(there[scales_of(name)].shape)}, not [{size[0]}]"
+    if saved == "nf4":
+        yield from _state_faults(name, size, there, read)
         return
-    yield from _state_faults(name, count, there, read)
+    if entry.shape != size:
+        yield f"{name} is {list(entry.shape)}; config.json states {list(size)}"
+    scales = there.get(scales_of(name))
+    if scales is None or scales.shape != size[:1] or scales.dtype not in _SCALES:
+        yield f"it has no {scales_of(name)} of {size[0]:,} numbers"
 
 
 def _state_faults(
-    name: str, count: int, there: Mapping[str, TensorEntry], read: Callable[[str], bytes]
+    name: str, size: tuple[int, ...], there: Mapping[str, TensorEntry], read: Callable[[str], bytes]
 ) -> Iterator[str]:
     try:
-        state = json.loads(read(f"{name}.{STATE}"))
+        at = there[f"{name}.{STATE}"]
+        state: Any = json.loads(read(f"{name}.{STATE}")) if at.end - at.begin <= _LARGEST_STATE_BYTES else None
         blocks = state["blocksize"], state.get("nested_blocksize", _SCALE_BLOCK)
-        is_double = "nested_offset" in state
-    except (ValueError, KeyError, AttributeError, TypeError):
+        shape, is_double = state.get("shape", list(size)), "nested_offset" in state
+        is_finite = math.isfinite(state.get("nested_offset", 0.0))
+    except (ValueError, KeyError, AttributeError, TypeError, OverflowError, RecursionError):
         yield f"{name}.{STATE} can't be read"
         return
+    if not is_finite:
+        yield f"{name}.{STATE} has a nested_offset that is no number"
     if blocks != (NF4_BLOCK, _SCALE_BLOCK):
-        yield f"{name} has blocks of {blocks[0]} and {blocks[1]} weights; {NF4_BLOCK} and {_SCALE_BLOCK} are supported"
+        said = " and ".join(shown(str(one)) for one in blocks)
+        yield f"{name} has blocks of {said} weights; {NF4_BLOCK} and {_SCALE_BLOCK} are supported"
         return
-    scales = -(-count // NF4_BLOCK)
-    wanted = {"absmax": scales, "quant_map": 16}
+    if shape != list(size):
+        yield f"{name} was {shown(str(shape))} before; config.json states {list(size)}"
+    scales = -(-math.prod(size) // NF4_BLOCK)
+    wanted = {"absmax": ("U8" if is_double else "F32", scales), "quant_map": ("F32", 16)}
     if is_double:
-        wanted |= {"nested_absmax": -(-scales // _SCALE_BLOCK), "nested_quant_map": 256}
-    for part, length in wanted.items():
+        wanted |= {"nested_absmax": ("F32", -(-scales // _SCALE_BLOCK)), "nested_quant_map": ("F32", 256)}
+    for part, (dtype, length) in wanted.items():
         entry = there.get(f"{name}.{part}")
-        if entry is None or entry.shape != (length,):
-            yield f"it has no {name}.{part} of {length:,} numbers"
+        if entry is None or entry.shape != (length,) or entry.dtype != dtype:
+            yield f"it has no {name}.{part} of {length:,} numbers ({dtype})"

@@ -231,6 +231,9 @@ def _allowed(folder: Path) -> tuple[str, ...]:
 
 
 def _card(folder: Path) -> str:
+    if not (folder / CARD).is_file():
+        # A pipe would block.
+        return ""
     try:
         with (folder / CARD).open(encoding="utf-8", errors="replace") as file:
             return file.read(_LARGEST_CARD_BYTES)

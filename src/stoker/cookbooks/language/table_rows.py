@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -26,7 +26,9 @@ ColumnChoice = Callable[[Sequence[str]], Mapping[str, str]]
 """Returns the column of each part of an example, from all columns. Raises `StageInputError`."""
 
 LONGEST_VALUE: Final = 16 * 1024 * 1024
-_ROWS_AT_ONCE = 256
+_LONGEST_ROW = 4 * LONGEST_VALUE
+_ROWS_AT_ONCE, _LEAST_ROWS = 256, 4
+_BATCH_BYTES = 64 * 1024 * 1024
 _DELIMITERS = ",;\t"
 _QUOTE_HINT = "a quote inside a value is written twice"
 
@@ -39,16 +41,22 @@ class CsvLines:
         self.number = 0
         """The number of the last line that was read."""
         self._faults: list[tuple[int, str]] = []
+        self._left = _LONGEST_ROW
 
     def __iter__(self) -> Iterator[str]:
         for number, text, fault in self._lines:
             self.number = number
+            self._left -= len(text)
+            if self._left < 0:
+                # Quotes join lines: a file may be one row of any number of values.
+                raise csv.Error("field limit of a row")
             if fault:
                 self._faults.append((number, fault))
             yield text
 
     def taken_faults(self) -> list[tuple[int, str]]:
         """Return the faults of the lines since the last call."""
+        self._left = _LONGEST_ROW
         taken, self._faults = self._faults, []
         return taken
 
@@ -120,25 +128,56 @@ def parquet_rows(path: Path, choose: ColumnChoice, most_bytes: int) -> Iterator[
     import pyarrow.parquet as pq
 
     try:
+        metadata = pq.read_metadata(path)
+        schema = metadata.schema.to_arrow_schema()
+        _refuse_columns(path.name, schema.names)
+        columns = choose(schema.names)
+        for part, column in columns.items():
+            _refuse_type(path.name, part, column, schema.field(column).type)
+        leaves = _leaves(metadata, frozenset(columns.values()))
+        sizes = list(_stated_sizes(metadata, leaves)) or [0]
+        if max(sizes) > most_bytes:
+            raise unpacks_to_more(path.name, most_bytes)
+        # Equal values are stored once, and any of them may be as large as all that is stored.
+        at_once = max(_LEAST_ROWS, min(_ROWS_AT_ONCE, _BATCH_BYTES // max(1, *sizes)))
         # Without a buffer of whole row groups: pages are read as they are needed.
         with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
-            schema = file.schema_arrow
-            _refuse_columns(path.name, schema.names)
-            columns = choose(schema.names)
-            for part, column in columns.items():
-                _refuse_type(path.name, part, column, schema.field(column).type)
             number = read_bytes = 0
-            for batch in file.iter_batches(_ROWS_AT_ONCE, columns=list(columns.values()), use_threads=False):
-                values = {part: batch.column(column).to_pylist() for part, column in columns.items()}
-                read_bytes += sum(len(one) for column in values.values() for one in column if isinstance(one, str))
-                if read_bytes > most_bytes:
-                    raise unpacks_to_more(path.name, most_bytes)
-                for row in zip(*values.values(), strict=True):
+            for batch in file.iter_batches(at_once, columns=list(columns.values()), use_threads=False):
+                for row in zip(*(batch.column(column) for column in columns.values()), strict=True):
+                    values = {part: one.as_py() for part, one in zip(columns, row, strict=True)}
+                    read_bytes += _size_of(values)
+                    if read_bytes > most_bytes:
+                        raise unpacks_to_more(path.name, most_bytes)
                     number += 1
-                    yield number, _row(dict(zip(values, row, strict=True)))
+                    yield number, _row(values)
     except (pa.ArrowException, OSError, MemoryError) as error:
         reason = first_line(error).replace(str(path), path.name)
         raise StageInputError(f"{path.name} is not a whole Parquet file: {reason}", hint="copy it again") from error
+
+
+def _leaves(metadata: Any, columns: Collection[str]) -> list[int]:
+    """Return the numbers of the stored columns that the chosen ones are made of."""
+    paths = {number: metadata.schema.column(number).path for number in range(metadata.num_columns)}
+    return [number for number, path in paths.items() if path.split(".", 1)[0] in columns or path in columns]
+
+
+def _stated_sizes(metadata: Any, leaves: Sequence[int]) -> Iterator[int]:
+    """Return the bytes and the number of values of each part of some stored columns, as the file states them."""
+    for group in range(metadata.num_row_groups):
+        for number in leaves:
+            part = metadata.row_group(group).column(number)
+            yield from (part.total_uncompressed_size, part.num_values)
+
+
+def _size_of(value: Any) -> int:
+    """Return about how many bytes a value takes."""
+    size, left = 0, [value]
+    while left:
+        one = left.pop()
+        size += len(one) if isinstance(one, str) else 1
+        left += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+    return size
 
 
 def _row(values: dict[str, Any]) -> Mapping[str, Any] | str:

@@ -213,6 +213,9 @@ class ExampleTokeniser:
         for source in self._sources:
             within = (held_out >= source["first"]) & (held_out < source["first"] + source["examples"])
             source["held_out"] = int(within.sum())
+        if self._count > len(held_out) and not any(map(_drawn_of, self._sources)):
+            hint = "a weight of 1 draws every example once in an epoch"
+            raise StageInputError("nothing to train on: the weights of all sources draw no example", hint=hint)
         return held_out
 
     def _refuse_unwritten(self) -> None:
@@ -333,6 +336,11 @@ class ExampleTokeniser:
         if not held_out:
             notes.append("There is only one example: nothing is held out, and there is no evaluation.")
         return notes
+
+
+def _drawn_of(source: SourceFacts) -> int:
+    """Return the number of examples that an epoch has of a source."""
+    return int(source["weight"] * (source["examples"] - source["held_out"]) + 0.5)
 
 
 def _share(count: int, percent: float) -> Ints:

@@ -413,3 +413,43 @@ def test_a_base_is_looked_through_without_heavy_libraries():
 
 def test_a_folder_may_be_given_a_name_for_people(base):
     assert read_base(base, name="org/name").name == "org/name"
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"transformers_weights": "adapter_model.bin"}, "transformers_weights is 'adapter_model.bin'"),
+        ({"_attn_implementation": "some-org/kernel"}, "_attn_implementation is 'some-org/kernel'"),
+        ({"text_config": {"attn_implementation": {"": "sdpa", "x": "a/b"}}}, "attn_implementation is 'a/b'"),
+        ({"architectures": ["x" * 5_000]}, "x… is not a causal language model"),
+        ({"model_type": "olmo2", "num_hidden_layers": 10**7}, "is 10000000, not a whole number from 1 to 1,000"),
+        ({"model_type": "olmo2", "hidden_size": "x" * 5_000}, "x…, not a whole number"),
+    ],
+)
+def test_a_config_that_names_code_other_weights_or_absurd_sizes_is_refused(base, said, words):
+    _say(base, **said)
+    message = _why(base)
+    assert words in message
+    assert len(message) < 500
+
+
+def test_an_adapter_beside_the_weights_is_refused_and_never_loaded(base):
+    pytest.importorskip("transformers")
+    from stoker.cookbooks.language.compute.transformers_base import load_transformers
+
+    (base / "adapter_config.json").write_text('{"peft_type": "LORA", "base_model_name_or_path": "/elsewhere"}')
+    assert "transformers would load that adapter, too" in _why(base)
+    with pytest.raises(BadInput, match=r"adapter_config\.json is beside its weights"):
+        load_transformers(base)
+
+
+@pytest.mark.parametrize("said", [{"rope_parameters": {"rope_type": 7}}, {"hidden_act": 3}, {"head_dim": "wide"}])
+def test_what_transformers_raises_at_odd_settings_is_bad_input(base, said):
+    pytest.importorskip("transformers")
+    from stoker.cookbooks.language.compute.transformers_base import load_transformers
+
+    _say(base, **said, auto_map={"AutoModelForCausalLM": "evil.Model", "AutoConfig": "evil.Config"})
+    (base / "evil.py").write_text(f"open({str(base / 'ran')!r}, 'w')")
+    with pytest.raises(BadInput, match="transformers can't load"):
+        load_transformers(base)
+    assert not (base / "ran").exists()

@@ -96,7 +96,13 @@ def test_stopping_is_heard_between_tokens():
 
 @pytest.mark.parametrize(
     ("forms", "answer"),
-    [({"messages": 3, "text": 1}, True), ({"messages": 1, "text": 3}, False), ({}, False), (None, False)],
+    [
+        ({"messages": 3, "text": 1}, True),
+        ({"messages": 1, "text": 3}, False),
+        ({}, False),
+        (None, False),
+        ({"messages": 1, "text": "x"}, False),
+    ],
 )
 def test_most_of_the_data_say_whether_it_is_conversations(forms, answer):
-    assert is_chat(forms) is answer
+    assert is_chat({"forms": forms}) is answer

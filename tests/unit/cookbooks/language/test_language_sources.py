@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,13 +14,15 @@ import numpy as np
 import pytest
 
 from stoker.authoring import InputPath, InvalidArgs, StageContext, StageInputError
-from stoker.cookbooks.language import reading
+from stoker.cookbooks.language import reading, table_rows
 from stoker.cookbooks.language.arguments import SourceArgs
 from stoker.cookbooks.language.bundled import bundled_base, write_base
+from stoker.cookbooks.language.data_sets import chosen_files
 from stoker.cookbooks.language.examples import ExampleSet
 from stoker.cookbooks.language.reading import InvalidLines, RawExample, layout_of, read_lines
 from stoker.cookbooks.language.tokenise import TokeniseArgs, look_through, tokenise
 from stoker.core.digests import Digest
+from stoker.core.errors import BadInput
 from stoker.engine.code_identity import missing_of
 from stoker.engine.recipe import MachineContext, surrounded_by
 from stoker.engine.stage import perform
@@ -414,3 +417,66 @@ def test_a_tokenizer_is_opened_without_transformers_only_if_its_tokens_are_the_s
         ours, theirs = (one.backend_tokenizer.encode(text) for one in (quick, whole))
         assert (ours.ids, ours.offsets) == (theirs.ids, theirs.offsets)
     assert (quick.eos_token_id, quick.pad_token_id) == (whole.eos_token_id, whole.pad_token_id)
+
+
+def test_stars_of_a_card_take_no_time(tmp_path: Path) -> None:
+    written(tmp_path / f"{'a' * 200}.jsonl", '{"text": "x"}\n')
+    for pattern, words in (("*a" * 15 + "b", "no files of examples"), ("*a" * 40, "too many patterns")):
+        card = f"---\nconfigs:\n- config_name: one\n  data_files: '{pattern}'\n---\n"
+        written(tmp_path / "README.md", card)
+        assert words in faults_of(data=str(tmp_path))["data"]
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path", "fits"),
+    [
+        ("data/*.jsonl", "data/a.jsonl", True),
+        ("data/*.jsonl", "data/b/a.jsonl", False),
+        ("**/*.jsonl", "a.jsonl", True),
+        ("**/*.jsonl", "b/c/a.jsonl", True),
+        ("data/**", "data/b/a.jsonl", True),
+        ("a**b*.csv", "a/b/bx.csv", True),
+        ("a**b*.csv", "a/b/x/c.csv", False),
+        ("train-?.csv", "train-1.csv", True),
+        ("train-?.csv", "train-/.csv", False),
+        ("[a].csv", "a.csv", False),
+    ],
+)
+def test_patterns_of_a_card_mean_what_they_mean_on_the_hub(pattern: str, path: str, *, fits: bool) -> None:
+    card = f"---\nconfigs:\n- config_name: one\n  data_files:\n  - '{pattern}'\n---\n"
+    if fits:
+        assert chosen_files([path], card, subset="", split="").files == (path,)
+    else:
+        with pytest.raises(BadInput, match="no files of examples"):
+            chosen_files([path], card, subset="", split="")
+
+
+def test_a_pipe_instead_of_a_card_does_not_block(tmp_path: Path) -> None:
+    written(tmp_path / "a.jsonl", '{"text": "x"}\n')
+    os.mkfifo(tmp_path / "README.md")
+    assert compiled("lora", data=str(tmp_path)).node("tokenise").args
+
+
+def test_equal_conversations_that_are_stored_once_are_counted_as_often_as_they_are_there(tmp_path: Path) -> None:
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "x" * 1_000_000}]
+    path = parquet(tmp_path / "a.parquet", {"messages": [turns] * 80})
+    assert path.stat().st_size < 1_000_000
+    assert "unpacks to more than 64.0 MiB" in refused(path)
+
+
+def test_a_row_of_any_number_of_values_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_rows, "_LONGEST_ROW", 1000)
+    path = written(tmp_path / "a.csv", "text,n\n" + '"a\n",' * 1000 + "\n")
+    assert "longer than" in refused(path)
+
+
+def test_weights_that_draw_nothing_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path / "a.jsonl", '{"text": "one"}\n{"text": "two"}\n{"text": "three"}\n')
+    with pytest.raises(StageInputError, match="the weights of all sources draw no example"):
+        tokenised(tmp_path / "out", source(path, weight=1e-300))
+
+
+def test_names_of_columns_are_shown_as_text(tmp_path: Path) -> None:
+    message = refused(written(tmp_path / "a.csv", f"\x1b[2J{'y' * 5000},b\n1,2\n"))
+    assert "\x1b" not in message
+    assert len(message) < 500

@@ -5,6 +5,7 @@ Decided by config.json and the names of the weights, before they are loaded. Imp
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -24,6 +25,7 @@ _IN_BLOCK = re.compile(r"model\.layers\.\d+\.(.+)")
 _NORMS = frozenset({"input_layernorm", "post_attention_layernorm"})
 _UNUSED = frozenset({"inv_freq"})
 """Tensors that old checkpoints have and no block reads."""
+_ADAPTER = "adapter_config.json"
 
 
 @frozen
@@ -51,6 +53,26 @@ def choose_path(folder: Path, wanted: BasePath) -> ChosenPath:
     if wanted == "fast":
         raise BadInput(f"{folder.name} can't take the fast path: {differs}", hint="path=general, or leave it out")
     return ChosenPath(is_general=True, why=differs)
+
+
+def leads_elsewhere(folder: Path, config: Mapping[str, Any]) -> str:
+    """Return what makes transformers load more than the weights beside a config.json; empty if nothing.
+
+    An adapter in the same folder is loaded with its base; settings name other files of weights, and code on the hub.
+    """
+    if os.path.lexists(folder / _ADAPTER):
+        return f"{_ADAPTER} is beside its weights: transformers would load that adapter, too"
+    left: list[tuple[str, Any]] = [("", config)]
+    while left:
+        name, value = left.pop()
+        is_kernel = name.endswith("_implementation")
+        if isinstance(value, Mapping):
+            left += [(name if is_kernel else key, one) for key, one in value.items()]
+        elif isinstance(value, list):
+            left += [(name, one) for one in value]
+        elif isinstance(value, str) and (name == "transformers_weights" or (is_kernel and "/" in value)):
+            return f"its config.json makes transformers load something else: {name} is {shown(repr(value))}"
+    return ""
 
 
 def estimated_shape(folder: Path, config: Mapping[str, Any]) -> tuple[ModelShape, bool]:

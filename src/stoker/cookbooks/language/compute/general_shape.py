@@ -17,12 +17,14 @@ from stoker.cookbooks.language.compute.matrices import AdaptedMatrix, MatrixGrou
 from stoker.core.errors import BadInput
 from stoker.core.frozen import frozen
 from stoker.devices.estimate.model_shapes import Linear, ModelShape, Norm, Wiring, families, read_shape
+from stoker.store.weight_files.headers import shown
 
 Sizes = Mapping[str, tuple[int, ...]]
 """The size of each weight, by its name in weight files."""
 
 _DEFAULT_POSITIONS = 2048
 _MOST = 10**8
+_MOST_LAYERS = 1000
 _EXPERTS = re.compile(r"(?:.*\.)?experts\..*")
 """Matrices of experts: tokens pass through some of them only."""
 _IN_BLOCK = re.compile(r"(?:.*?\.)?(?P<block>\d+)\.(?P<name>.+)")
@@ -116,7 +118,7 @@ def place_of(matrix: str) -> str:
 
 def _model(config: Mapping[str, Any], matrices: tuple[AdaptedMatrix, ...], sizes: Sizes) -> ModelShape:
     hidden = _count(config, "hidden_size", "n_embd", "d_model", "dim")
-    layers = _count(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers")
+    layers = _count(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers", most=_MOST_LAYERS)
     heads = _count(config, "num_attention_heads", "n_head", "n_heads", "num_heads", default=1)
     inner = _count(config, "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", default=4 * hidden)
     kv_heads = _count(config, "num_key_value_heads", "num_kv_heads", default=heads)
@@ -177,9 +179,9 @@ def _positions(config: Mapping[str, Any]) -> int:
     return _count(config, *names, default=_DEFAULT_POSITIONS)
 
 
-def _count(config: Mapping[str, Any], *names: str, default: int | None = None) -> int:
+def _count(config: Mapping[str, Any], *names: str, default: int | None = None, most: int = _MOST) -> int:
     value = next((config[name] for name in names if config.get(name) is not None), default)
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
-        said = "is missing" if value is None else f"is {value!r}, not a whole number from 1 to {_MOST:,}"
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
+        said = "is missing" if value is None else f"is {shown(repr(value))}, not a whole number from 1 to {most:,}"
         raise BadInput(f"config.json: {names[0]} {said}", hint="download or copy the file again")
     return value

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stoker.cookbooks.language.compute.base_path import leads_elsewhere
 from stoker.cookbooks.language.compute.math import looking_of
 from stoker.core.errors import BadInput
 from stoker.core.text import first_line
-from stoker.store.weight_files.headers import unreadable_weights
+from stoker.store.weight_files.headers import read_foreign_json, unreadable_weights
 
 _CLOSE = {torch.float32: 2e-4}
 _CLOSE_NARROW = 0.05
@@ -33,6 +34,8 @@ def load_transformers(folder: Path, *, dtype: str = "float32", device: str = "cp
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
+    if elsewhere := leads_elsewhere(folder, read_foreign_json(folder / "config.json")):
+        raise BadInput(f"{folder}: {elsewhere}", hint="remove it, or use another base")
     logging.disable_progress_bar()
     logging.set_verbosity_error()
     try:
@@ -40,12 +43,14 @@ def load_transformers(folder: Path, *, dtype: str = "float32", device: str = "cp
             folder,
             dtype=getattr(torch, dtype),
             local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
             output_loading_info=True,
             **_first(folder, blocks),
         )
     except SafetensorError as error:
         raise unreadable_weights(str(folder), error) from error
-    except (OSError, ValueError, RuntimeError, KeyError, ImportError) as error:
+    except Exception as error:  # families raise what they like at settings that they were not made for
         raise BadInput(
             f"transformers can't load {folder}: {first_line(error)}", hint="use another base, or a newer transformers"
         ) from error

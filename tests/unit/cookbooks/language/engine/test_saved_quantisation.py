@@ -136,12 +136,22 @@ def damage_state(tensors: dict[str, Any], name: str, **said: object) -> None:
 
 
 NAME = "model.layers.1.mlp.up_proj.weight"
+STATE_OF = f"{NAME}.quant_state.bitsandbytes__nf4"
 DAMAGES: dict[str, Any] = {
     "has blocks of 128 and 256": lambda tensors: damage_state(
         tensors, f"{NAME}.quant_state.bitsandbytes__nf4", blocksize=128
     ),
     "nf4 can't be read": lambda tensors: tensors.update(
         {f"{NAME}.quant_state.bitsandbytes__nf4": torch.zeros(9, dtype=torch.uint8)}
+    ),
+    "__nf4 can't be read": lambda tensors: tensors.update(
+        {STATE_OF: torch.frombuffer(bytearray(b"[" * 60_000), dtype=torch.uint8)}
+    ),
+    "has blocks of x+…": lambda tensors: damage_state(tensors, STATE_OF, blocksize="x" * 5_000),
+    "was .32, 384. before": lambda tensors: damage_state(tensors, STATE_OF, shape=[32, 384]),
+    "nf4 can't be read$": lambda tensors: damage_state(tensors, STATE_OF, nested_offset="1.0"),
+    r"up_proj.weight.absmax of .* numbers \(U8\)": lambda tensors: tensors.update(
+        {f"{NAME}.absmax": tensors[f"{NAME}.absmax"].float()}
     ),
     "it has no .*nested_absmax": lambda tensors: tensors.pop(f"{NAME}.nested_absmax"),
     "has 32 weights; config.json states": lambda tensors: tensors.update({NAME: tensors[NAME][:16].clone()}),
@@ -156,6 +166,17 @@ def test_parts_that_do_not_fit_are_refused_before_anything_is_loaded(words: str,
     DAMAGES[words](tensors)
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(BadInput, match=words):
+        read_base(folder)
+
+
+def test_a_matrix_of_another_precision_or_shape_is_refused(tmp_path: Path) -> None:
+    folder = saved(made_base(tmp_path / "base", "llama"), tmp_path / "saved", kind="int8")
+    tensors = load_file(folder / "model.safetensors")
+    tensors[NAME] = tensors[NAME].reshape(1, -1)
+    scales = tensors.pop(NAME.removesuffix("weight") + "SCB")
+    tensors[STATE_OF] = scales.to(torch.uint8)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(BadInput, match=r"up_proj.weight is \[1, .*it has no .*up_proj.SCB"):
         read_base(folder)
 
 
