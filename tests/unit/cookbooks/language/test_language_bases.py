@@ -20,6 +20,7 @@ from stoker.cookbooks.language.bases import base_word, read_base
 from stoker.cookbooks.language.bundled import TinyShape, bundled_base, data_lines, write_base
 from stoker.cookbooks.language.checks import find_base, lacking, outline_of
 from stoker.cookbooks.language.compute.base_path import choose_path
+from stoker.cookbooks.language.gguf_model import model_faults
 from stoker.core.errors import BadInput, Damaged, NoPermission, NoSpace, StokerError
 from stoker.engine.recipe import MachineContext, surrounded_by
 from stoker.store.weight_files import safetensors
@@ -453,3 +454,17 @@ def test_what_transformers_raises_at_odd_settings_is_bad_input(base, said):
     with pytest.raises(BadInput, match="transformers can't load"):
         load_transformers(base)
     assert not (base / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        ("model", [1]),
+        ("pre_tokenizer", {"pretokenizers": [1, 2]}),
+        ("pre_tokenizer", {"pretokenizers": [{"type": "Split", "pattern": "x"}, {"type": "ByteLevel"}]}),
+    ],
+)
+def test_an_odd_tokenizer_can_not_be_exported(base, key, said):
+    path = base / "tokenizer.json"
+    path.write_text(json.dumps({**json.loads(path.read_bytes()), key: said}))
+    assert [message for message, _ in model_faults(read_base(base))] == ["its tokenizer can't be exported"]
