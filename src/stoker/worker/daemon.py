@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 import queue
+import secrets
 import signal
 import stat
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -293,6 +293,7 @@ HOME_OWNER = "owner.json"
 _USUAL = "/tmp"  # noqa: S108 - a folder with a random name is made in it
 _LONGEST_NAME = 40
 """Of the worker's name: the path of a Unix socket below it has at most 107 bytes."""
+_RANDOM_BYTES = 4
 _LARGEST_BYTES = 4096
 _UNMARKED_S = 3600.0
 """A folder that has no owner after so long never gets one: its worker was killed in between."""
@@ -312,13 +313,15 @@ def private_home(name: str, environment: Mapping[str, str], clock: Clock) -> Ite
     parents = tuple(dict.fromkeys(filter(None, (environment.get("TMPDIR", ""), _USUAL))))
     for parent in parents:
         sweep_homes(parent, clock)
-    home = _make(name, parents)
+    begun: list[str] = []
     try:
+        home = _make(name, parents, begun)
         write_file(os.path.join(home, HOME_OWNER), dumps(mine().to_dict()).encode(), mode=0o600)
         yield home
     finally:
         with _undisturbed():
-            _remove(home, clock)
+            for one in begun:
+                _remove(one, clock)
 
 
 def goes_with_us(home: str) -> bool:
@@ -343,15 +346,20 @@ def sweep_homes(parent: str, clock: Clock) -> None:
                 _remove(home, clock)
 
 
-def _make(name: str, parents: tuple[str, ...]) -> str:
+def _make(name: str, parents: tuple[str, ...], begun: list[str]) -> str:
+    """Make the folder; its path is in `begun` before it exists, since a signal may end the process in between."""
     trouble: StokerError | None = None
     for parent in parents:
         try:
             kind = file_system_of(parent).type
             if kind not in NETWORK_FILE_SYSTEMS:
-                return tempfile.mkdtemp(prefix=f"{HOME_PREFIX}{name[:_LONGEST_NAME]}-", dir=os.path.abspath(parent))
+                home = f"{HOME_PREFIX}{name[:_LONGEST_NAME]}-{secrets.token_hex(_RANDOM_BYTES)}"
+                begun.append(os.path.join(os.path.abspath(parent), home))
+                os.mkdir(begun[-1], 0o700)
+                return begun[-1]
             trouble = trouble or LocalFile(f"{parent} is on a network ({kind})", path=parent)
         except OSError as error:
+            begun.clear()
             trouble = trouble or translate(error, parent)
     raise LocalFile(
         f"no folder for this worker's files on a disk of this machine: {trouble}",
@@ -395,11 +403,9 @@ def _remove(home: str, clock: Clock) -> None:
                     remove_tree(os.path.join(home, name))
             remove_tree(home)
             return
-        except FileNotFoundError:
-            return
         except (OSError, StokerError):
-            # A process that is just ending may still have written a file.
-            if not left:
+            # A process that is just ending may still have written or removed a file.
+            if not left or not os.path.lexists(home):
                 return
         clock.sleep(_PAUSE_S)
 

@@ -157,8 +157,8 @@ def _daemon(job: StageContext, args: HowArgs) -> Any:
 
 
 def _hang(job: StageContext, args: HowArgs) -> Any:
-    note(args.ledger, f"hang {os.getpid()}")
     try:
+        note(args.ledger, f"hang {os.getpid()}")
         while True:
             time.sleep(0.005)
     finally:
@@ -184,9 +184,9 @@ def _catch_all(job: StageContext, args: HowArgs) -> Any:
 
 def _finish_late(job: StageContext, args: HowArgs) -> Any:
     """Take no notice of being asked, and finish."""
-    note(args.ledger, f"hang {os.getpid()}")
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    note(args.ledger, f"hang {os.getpid()}")
     deadline_s = time.monotonic() + 30
     while not os.path.exists(args.gate) and time.monotonic() < deadline_s:
         time.sleep(0.002)

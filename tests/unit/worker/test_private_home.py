@@ -48,6 +48,19 @@ def _dead() -> dict[str, object]:
     return identity.to_dict()
 
 
+def test_a_signal_right_after_the_folder_is_made_leaves_nothing(parent, monkeypatch):
+    make = os.mkdir
+
+    def made(path: str, mode: int) -> None:
+        make(path, mode)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module.os, "mkdir", made)
+    with pytest.raises(KeyboardInterrupt), private_home("a100", {"TMPDIR": str(parent)}, SystemClock()):
+        pass
+    assert list(parent.iterdir()) == []
+
+
 def test_a_home_is_private_marked_and_removed(parent):
     with private_home("a100-7f3a2c", {"TMPDIR": str(parent)}, SystemClock()) as home:
         assert os.path.dirname(home) == str(parent)
