@@ -80,6 +80,9 @@ def test_a_board_lists_best_checkpoints_and_names_who_has_none(shell: Shell) -> 
     legal = {"data": "sums", "max_seq_len": 64, "train_on": "completion", "holdout_percent": 10.0}
     assert [row["measured_on"] for row in rows] == [legal, {**legal, "data": "chats", "max_seq_len": None}]
     assert [(row["place"], row["label"], row["val_loss"]) for row in rows] == [(1, "legal", None), (2, "code", 1.25)]
+    (shell.folder / "adapters.toml").write_text(FILE.replace('"sums"', '["org/name", "x.csv"]'))
+    (listed, _) = shell.stoker("adapters", "board", "adapters.toml", "--json").objects()
+    assert listed["data"] == ["org/name", str(shell.folder / "x.csv")], "a list is compared as a list"
     (shell.folder / "c/code/best/metadata.json").write_text("{")
     assert "code skipped" in shell.stoker("adapters", "board", "adapters.toml").err
 

@@ -192,6 +192,26 @@ def test_a_data_set_of_the_hub_is_fetched_by_its_split_and_verified(tmp_path: Pa
             assert (outside.code, "data: file not found" in outside.err) == (28, True), outside.err
 
 
+def test_an_adapter_of_a_file_learns_a_data_set_of_the_hub(tmp_path: Path) -> None:
+    with FakeHub() as hub:
+        shell = fetching_shell(tmp_path, hub.endpoint)
+        shell.env["STOKER_GPU_FAKE"] = "none"
+        hub.repository("datasets/org/texts").commit({"train.csv": b"text\nhello\nyou\n"})
+        adapter = '[[adapter]]\ndata = {}\ncheckpoint = "{}"\n'
+        text = 'base = "tiny"\n' + adapter.format('"org/texts"', "one")
+        (shell.folder / "a.toml").write_text(text + adapter.format('["org/texts", "sums"]', "both"))
+        assert shell.stoker("check", "a.toml").code == 0
+        away = shell.stoker("adapters", "run", "a.toml", HF_HUB_OFFLINE="1")
+        assert (away.code, away.err.count("nor in the hub's cache (stoker fetch datasets/org/texts)")) == (25, 2)
+        dry = shell.stoker("adapters", "run", "a.toml", "--dry-run")
+        assert (dry.code, "data datasets/org/texts would be downloaded" in dry.out) == (0, True), dry.err
+        # It comes before this machine is asked for what it has not.
+        done = shell.stoker("adapters", "run", "a.toml", "gpus=1")
+        assert (done.code, "data datasets/org/texts" in done.out) == (40, True), done.err
+        assert list(Path(shell.env["HF_HOME"]).glob("hub/datasets--org--texts/snapshots/*/train.csv"))
+        assert shell.stoker("adapters", "board", "a.toml").code == 0
+
+
 def test_a_training_that_no_gpu_here_has_room_for_is_refused_with_what_would_fit(shell: Shell) -> None:
     words = ("run", "language/lora", "batch=64", "max_seq_len=2048", "--dry-run")
     done = shell.stoker(*words, STOKER_GPU_FAKE="cuda:1x1GiB")

@@ -13,14 +13,14 @@ from stoker.api.local_job import LocalJob
 from stoker.cli.context import CommandContext
 from stoker.cli.grammar import AT, Grammar, Option, Positional, whole
 from stoker.cli.screens import busy, show_progress
-from stoker.config.adapters_file import AdapterEntry, AdaptersContext, AdaptersFile, read_adapters
+from stoker.config.adapters_file import AdapterEntry, AdaptersFile, read_adapters
 from stoker.core.errors import BadInput, Usage
 from stoker.core.frozen import changed
 from stoker.engine.metrics.metric_names import Direction
 from stoker.engine.recipe import Recipe
 from stoker.host.durable import translated, write_file
 from stoker.host.install import pip_install
-from stoker.jobs.adapter_jobs import BUNDLED_DATA, LORA
+from stoker.jobs.adapter_jobs import LORA, around_board
 from stoker.jobs.comparison import Comparison, compare_trials, read_curves
 from stoker.jobs.job_diff import ComparisonSide, Fact, compare_sides, side_of
 from stoker.jobs.trials import trial_numbered
@@ -301,7 +301,7 @@ def _looked_up(
     missing: list[tuple[str, str]] = []
     for name in names:
         # Missing data or invalid values do not matter here.
-        file = read_adapters(name, call.path(name), AdaptersContext(data=None))
+        file = read_adapters(name, call.path(name), around_board())
         for adapter in file.adapters:
             folder = best_folder(Path(adapter.checkpoint))
             if not folder.is_dir():
@@ -348,13 +348,7 @@ def _entry(
 
 def _measured_on(recipe: Recipe, file: AdaptersFile, adapter: AdapterEntry) -> dict[str, Any]:
     """Return the settings of an adapter's losses: the file's values, else the recipe's defaults."""
-    values = {**file.shared, **adapter.values, "data": _data_of(adapter)}
+    values = {**file.shared, **adapter.values, "data": adapter.data}
     # Invalid values stay as written.
     known, _ = recipe.args.check(values, owner=recipe.name)
     return recipe.args.measured_on({**values, **known})
-
-
-def _data_of(adapter: AdapterEntry) -> str:
-    """Return the path of an adapter's data, or the name of a bundled dataset."""
-    name = os.path.basename(adapter.data)
-    return name if name in BUNDLED_DATA and not os.path.exists(adapter.data) else adapter.data

@@ -59,8 +59,8 @@ class AdapterEntry:
     """From 1, in the order of the file."""
     label: str
     """Unique in the file: the name of its results' folder."""
-    data: str
-    """Absolute path of its examples; or a name that the recipe knows."""
+    data: Any
+    """Its examples: an absolute path, a name that the recipe knows, or a list of such and of maps with `path`."""
     checkpoint: str
     """The folder for its checkpoints, an absolute path; not shared with other adapters."""
     values: Mapping[str, Any]
@@ -89,8 +89,12 @@ class AdaptersContext:
 
     schema: Schema | None = None
     """The arguments of the recipe that trains an adapter; if there are none, unknown keys are accepted."""
-    data: Collection[str] | None = ()
-    """Names of examples that are not files. None: whether data exists is not checked."""
+    data: Collection[str] = ()
+    """Names of examples that are not files."""
+    may_be_elsewhere: Callable[[str, str], bool] = lambda _text, _folder: False
+    """Returns True if a text that is no path below a folder may name a data set of the hub."""
+    checks_data: bool = True
+    """False: whether data exists is not checked."""
     given: Mapping[str, Any] | None = None
     """Values given beside the file, by argument. None if the file alone is checked: then it may lack a base."""
 
@@ -104,13 +108,22 @@ class ParsedAdapter(NamedTuple):
     """None if it lacks a required value; the faults name it."""
     words: Mapping[str, str]
     """By the recipe's argument, the key that the file has for it."""
-    own: Mapping[str, str] = MappingProxyType({})
+    own: Mapping[str, Any] = MappingProxyType({})
     """Its data, folder and label, as far as they are valid; absolute paths."""
 
     def note(self, argument: str, message: str, hint: str, reading: FileDiagnostics) -> None:
-        """Note a fault of an argument, at its place in the adapter."""
-        word = self.words.get(argument, argument)
-        reading.refuse(self.given.at(word), below(self.given.key, word), message, hint)
+        """Note a fault of an argument, or of a part of it (the path of a source), at its place in the adapter."""
+        name, *steps = argument.split(".")
+        if argument in self.words or not steps or not self.given.says(name):
+            name, steps = argument, []
+        word = self.words.get(name, name)
+        node = self.given.at(word).at(steps)
+        reading.refuse(node, ".".join([below(self.given.key, word), *steps]), message, hint)
+
+    def has(self, argument: str) -> bool:
+        """Return True if the adapter has a value for an argument, or for the one that this is a part of."""
+        name = argument.partition(".")[0]
+        return argument in self.words or self.given.says(argument) or (name != argument and self.given.says(name))
 
 
 class ParsedAdaptersFile(NamedTuple):
@@ -195,12 +208,14 @@ def _adapters(tree: LocatedValue, reading: FileDiagnostics, around: AdaptersCont
         yield read._replace(entry=_entry(read, index, labels, around))
 
 
-def _own(given: ParsedMap, folder: str, reading: FileDiagnostics, around: AdaptersContext) -> dict[str, str]:
+def _own(given: ParsedMap, folder: str, reading: FileDiagnostics, around: AdaptersContext) -> dict[str, Any]:
     """Read the keys of an adapter that are not arguments of the recipe."""
-    own: dict[str, str] = {}
+    own: dict[str, Any] = {}
     for word, kind in _OWN_KINDS.items():
         if given.says(word):
-            value = kind.read(given.at(word), f"{given.key}.{word}", reading)
+            at, key = given.at(word), f"{given.key}.{word}"
+            is_list = word == "data" and type(at.value) is list
+            value = _sources(at, key, reading, around) if is_list else kind.read(at, key, reading)
             if value is not WRONG:
                 own[word] = value
         elif word != "label":
@@ -250,14 +265,59 @@ def _checked_alpha(alpha: int, around: AdaptersContext) -> Any:
     return alpha if around.schema is None else around.schema.leaves["alpha"].check(alpha)
 
 
-def _data(given: ParsedMap, data: str, folder: str, reading: FileDiagnostics, around: AdaptersContext) -> str:
-    if around.data is not None and data in around.data:
-        return data
-    path = _from(folder, data)
-    if around.data is None or os.path.exists(path):
+def _sources(node: LocatedValue, key: str, reading: FileDiagnostics, around: AdaptersContext) -> Any:
+    """Return the checked items of a list of data; `WRONG` after noting their faults."""
+    value = node.plain()
+    declared = around.schema.leaves.get("data") if around.schema is not None else None
+    if not value:
+        return reading.refuse(node, key, "no data", f"it is {_OWN_KINDS['data'].says}, or a list of such")
+    if declared is None:
+        return value
+    try:
+        checked = list(declared.check(value))
+    except ValueError as error:
+        for fault in declared.faults_in(value) if declared.faults_in is not None else ():
+            steps = fault.where.strip(".").split(".")
+            reading.refuse(node.at(steps), ".".join([key, *steps]), fault.message, fault.hint)
+        return WRONG if declared.faults_in is not None else reading.refuse(node, key, str(error))
+    for number, text in enumerate(map(_text_of, checked)):
+        if not text or not _may_be_a_name(text):
+            message = f"{shown(text)} is {_NAME_RULE}" if text else "is empty"
+            return reading.refuse(node.at([str(number)]), f"{key}.{number}", message)
+    return checked
+
+
+def _data(given: ParsedMap, data: Any, folder: str, reading: FileDiagnostics, around: AdaptersContext) -> Any:
+    """Return data with whole paths; nothing after noting which of it is missing."""
+    if type(data) is str:
+        return _placed(given.at("data"), f"{given.key}.data", data, folder, reading, around)
+    placed = []
+    for number, source in enumerate(data):
+        at, key = given.at("data").at([str(number)]), f"{given.key}.data.{number}"
+        path = _placed(at, key, _text_of(source), folder, reading, around)
+        placed.append({**source, "path": path} if type(source) is dict else path)
+    return placed if all(map(_text_of, placed)) else []
+
+
+def _text_of(source: Any) -> str:
+    """Return what one of several sources names."""
+    return str(source.get("path", "")) if type(source) is dict else str(source)
+
+
+def _placed(
+    node: LocatedValue, key: str, text: str, folder: str, reading: FileDiagnostics, around: AdaptersContext
+) -> str:
+    """Return the whole path of a source, or its name; empty after noting that there is no such file."""
+    if text in around.data:
+        return text
+    path = _from(folder, text)
+    if os.path.exists(path):
         return path
-    hint = f"relative to the file's folder, {folder}"
-    reading.refuse(given.at("data"), f"{given.key}.data", f"there is no file {shown(data)}", hint)
+    if around.may_be_elsewhere(text, folder):
+        return text
+    if not around.checks_data:
+        return path
+    reading.refuse(node, key, f"there is no file {shown(text)}", f"relative to the file's folder, {folder}")
     return ""
 
 

@@ -105,7 +105,16 @@ def read_adapters(
 
 def around_here(schema: Schema, given: Mapping[str, Any] | None = None) -> AdaptersContext:
     """Return what the reader of an adapters file needs beside the file; `schema` is the recipe's."""
-    return AdaptersContext(schema=schema, data=BUNDLED_DATA, given=given)
+    from stoker.transfer.hub.listing import may_be_data_set  # noqa: PLC0415 - only adapters files need it
+
+    return AdaptersContext(schema=schema, data=BUNDLED_DATA, may_be_elsewhere=may_be_data_set, given=given)
+
+
+def around_board() -> AdaptersContext:
+    """Return the same for a list of adapters: missing data does not matter there."""
+    from stoker.transfer.hub.listing import may_be_data_set  # noqa: PLC0415 - only adapters files need it
+
+    return AdaptersContext(data=BUNDLED_DATA, may_be_elsewhere=may_be_data_set, checks_data=False)
 
 
 def name_of(path: str) -> str:
@@ -235,7 +244,7 @@ class AdapterSpecs:
     ) -> None:
         """Note a fault at its value: in the adapter, at the top of the file, or on the command line."""
         argument = fault.where.removeprefix(f"{self._recipe.name}.")
-        if argument in one.words or one.given.says(argument):
+        if one.has(argument):
             one.note(argument, fault.message, fault.hint, reading)
         elif argument in whole.top.words or argument in self._typed.values:
             self._note_of_all(argument, fault, whole, reading, noted)
@@ -348,7 +357,16 @@ def _points(args_of: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         for name in args_of[0]
         if name not in _NOT_COMPARED and any(not same(one[name], args_of[0][name]) for one in args_of)
     ]
-    return [{name: os.path.basename(one[name]) if name == "data" else one[name] for name in names} for one in args_of]
+    return [{name: _without_folders(one[name]) if name == "data" else one[name] for name in names} for one in args_of]
+
+
+def _without_folders(data: Any) -> Any:
+    """Return data as in the file, as far as that tells sources apart: the last names of paths."""
+    if type(data) is str:
+        return os.path.basename(data) if os.path.isabs(data) else data
+    if type(data) is dict:
+        return {**data, "path": _without_folders(data["path"])}
+    return [_without_folders(one) for one in data]
 
 
 # What becomes of a job's trials that may work together: how many share a process, what that takes, what is free.

@@ -172,3 +172,35 @@ def test_a_base_that_the_hub_may_have_is_said_if_nothing_else_is_wrong_and_a_dam
 def test_a_schedule_beside_the_file_may_say_whose_turn_it_is_and_a_wrong_one_is_told_both(counter: Counter) -> None:
     (fault,) = counter.faults(TWO, "base=tiny", "schedule=fast")
     assert "'fast' is not one of cosine, linear, constant; order of adapters: synchronized, round_robin" in fault
+
+
+def test_data_of_an_adapter_is_what_data_of_a_run_is(counter: Counter) -> None:
+    both = 'data = ["sums", {path = "chats.jsonl", weight = 0.5}]'
+    order = counter.order(TWO.replace('data = "sums"', both), "base=tiny")
+    bundled, listed = order.trials[0].spec.args["data"]
+    assert (bundled, listed["path"], listed["weight"]) == ("sums", str(counter.folder / "files/chats.jsonl"), 0.5)
+    assert order.trials[0].spec.point["data"][1]["path"] == "chats.jsonl"
+    with pytest.raises(InvalidAdapters) as caught:
+        counter.order(TWO.replace('"sums"', '"org/texts"'), "base=tiny", fetches=True)
+    assert [(one.argument, one.repo) for one in caught.value.lacks] == [("data", "datasets/org/texts")]
+    assert str(caught.value.faults[0]).startswith("files/two.toml:4:8: adapter[0].data: org/texts is neither a file")
+
+
+def test_faults_in_a_list_of_data_are_told_where_they_are(counter: Counter) -> None:
+    def told(data: str) -> list[str]:
+        faults = counter.faults(TWO.replace('data = "sums"', f"data = {data}"), "base=tiny")
+        return [fault.removeprefix("files/two.toml:4:").partition(" (")[0] for fault in faults]
+
+    assert told('["sums", {pth = "a"}]') == [
+        "24: adapter[0].data.1.pth: unknown argument",
+        "17: adapter[0].data.1.path: is required",
+    ]
+    assert told('["sums", {path = "gone.jsonl"}, "a/b.csv"]') == [
+        "17: adapter[0].data.1: there is no file 'gone.jsonl'",
+        "40: adapter[0].data.2: there is no file 'a/b.csv'",
+    ]
+    assert told("[]") == ["8: adapter[0].data: no data"]
+    assert told('["sums", ""]') == ["17: adapter[0].data.1: is empty"]
+    assert told('["sums", 3]') == ["17: adapter[0].data.1: expected text or record"]
+    wrong = '["sums", {path = "chats.jsonl", columns = {promt = "a", completion = "b"}}]'
+    assert told(wrong) == ["59: adapter[0].data.1.columns.promt: no such part of an example"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,7 +17,7 @@ from stoker.cookbooks.language.arguments import DataArgs, DataSource, SourceArgs
 from stoker.cookbooks.language.bundled import DATA
 from stoker.cookbooks.language.checks import LanguageArgsChecker, open_hub_cache
 from stoker.cookbooks.language.columns import column_faults
-from stoker.cookbooks.language.data_sets import CARD, MOST_FILES, SUFFIXES, chosen_files, suffix_of
+from stoker.cookbooks.language.data_sets import CARD, MOST_FILES, SUFFIXES, chosen_files
 from stoker.cookbooks.language.reading import layout_of
 from stoker.core.errors import BadInput, MissingRepoFiles
 from stoker.core.text import did_you_mean
@@ -181,16 +180,9 @@ def changed_source(source: SourceArgs, **new: object) -> SourceArgs:
 
 def data_repository(text: str) -> tuple[Repo, str] | None:
     """Return the data set of the hub and the revision that a text names; None if it is a path."""
-    from stoker.transfer.hub.listing import read_repo_at
+    from stoker.transfer.hub.listing import may_be_data_set, read_repo_at
 
-    name = text.partition("@")[0].rstrip("/").removeprefix("datasets/")
-    is_path = text.startswith(("/", ".", "~")) or suffix_of(name) or os.path.lexists(text)
-    # Below an existing folder, a missing name is a typo.
-    if "/" not in name or is_path or os.path.isdir(name.partition("/")[0]):
-        return None
-    with suppress(BadInput):
-        return read_repo_at(f"datasets/{text.removeprefix('datasets/')}")
-    return None
+    return read_repo_at(f"datasets/{text.removeprefix('datasets/')}") if may_be_data_set(text, "") else None
 
 
 def is_inside(path: str) -> bool:

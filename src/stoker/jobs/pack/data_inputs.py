@@ -24,10 +24,9 @@ from stoker.jobs.pack.code_tree import Shipment
 from stoker.protocol.job_checks import AT, data_where
 from stoker.store.memo import read_tree, unread_bytes
 from stoker.store.records import Record
+from stoker.transfer.hub.listing import DATA_SUFFIXES
 
 STORE = "stoker:"
-_OF_DATA = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt", ".md", ".gz", ".zst")
-"""Suffixes of files, which no name of a data set has."""
 _REPOSITORY = re.compile(r"(datasets/|spaces/|models/)?[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*(@[\w./+=#%,~-]+)?")
 
 
@@ -74,7 +73,7 @@ class DataInputs:
         """
         if os.path.exists(self._whole(text)) or _is_kept(text) or not _is_elsewhere(text, self._builder.folder):
             return None
-        if kind and text.lower().endswith(_OF_DATA):
+        if kind and text.lower().endswith(DATA_SUFFIXES):
             return None
         named = f"{kind}/{text}" if kind and not text.startswith(f"{kind}/") else text
         known = self._known.get(named)

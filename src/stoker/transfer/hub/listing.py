@@ -30,6 +30,9 @@ from stoker.host.http.exchange import joined, origin, read_address, shown
 MAIN = "main"
 """The default revision."""
 
+DATA_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", ".parquet", ".txt", ".md", ".gz", ".zst")
+"""Suffixes of files with data, which no name of a data set has."""
+
 _KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
 _PART = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9._-]*[A-Za-z0-9_])?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -75,6 +78,22 @@ def read_repo_at(text: str) -> tuple[Repo, str]:
     """Parse `org/name@revision`, or `org/name` at its main revision. Raises `BadInput`."""
     name, _, revision = text.partition("@")
     return read_repo(name), check_revision(revision or MAIN)
+
+
+def may_be_data_set(text: str, folder: str) -> bool:
+    """Return True if a text may name a data set, with or without `datasets/` before it, and is no path.
+
+    Below an existing folder, of `folder` or of the current one, a missing name is a typo.
+    """
+    name = text.partition("@")[0].rstrip("/").removeprefix("datasets/")
+    is_path = text.startswith(("/", ".", "~")) or name.lower().endswith(DATA_SUFFIXES) or os.path.lexists(text)
+    if "/" not in name or is_path or os.path.isdir(os.path.join(folder, name.partition("/")[0])):
+        return False
+    try:
+        read_repo_at(f"datasets/{text.removeprefix('datasets/')}")
+    except BadInput:
+        return False
+    return True
 
 
 def check_revision(text: str) -> str:
