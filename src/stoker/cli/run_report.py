@@ -11,11 +11,13 @@ from typing import Any
 
 from stoker.cli.context import CliOutput, CommandContext
 from stoker.cli.screens import Screen
+from stoker.config.values import text_of
 from stoker.core.display_width import filled, text_width
 from stoker.core.errors import StokerError
 from stoker.core.events import Event, Kinds
 from stoker.core.jsontext import loads
 from stoker.core.text import BEST, counted, lazy_pattern
+from stoker.engine.args import ArgsSchema
 from stoker.engine.plan import Plan
 from stoker.engine.types import NodeEnding, RunResult
 from stoker.jobs.builder import JobBuild
@@ -37,6 +39,7 @@ from stoker.views.trial_lines import (
 
 SUMMARY = "summary.json"
 _FILES_NAMED = 5
+_RECIPE_OF = lazy_pattern(r"stoker run (\S+)")
 _PLACEHOLDER = lazy_pattern(r"(?<!\S)(\w+)=(?:FILE(?:\.\w+)?(?!\S)|PATH/\S*)")
 
 
@@ -56,7 +59,7 @@ def show_outcome(call: CommandContext, build: JobBuild, job: JobResult) -> None:
             out.note(f"note: kept an edited file: {kept}")
     if job.result is not None and job.error is None:
         steps = _summary(call, plan, job.result).get("next")
-        proposed = [filled_in(str(step), build.spec.args) for step in steps] if isinstance(steps, list) else []
+        proposed = [_proposed(call, str(step), build) for step in steps] if isinstance(steps, list) else []
         for line in ("next:", *(f"  {step}" for step in [*proposed, f"stoker explain {name}"])):
             out.line(line)
 
@@ -101,17 +104,38 @@ def _summary_lines(call: CommandContext, plan: Plan, result: RunResult) -> list[
     return lines
 
 
-def filled_in(step: str, args: Mapping[str, Any]) -> str:
-    """Replace the placeholders of a proposed command with the paths of this run.
+def _proposed(call: CommandContext, step: str, build: JobBuild) -> str:
+    named = _RECIPE_OF.match(step)
+    try:
+        recipe = call.parts.catalogue.load(named[1] if named else build.spec.recipe)
+    except StokerError:
+        return step
+    return filled_in(step, build.spec.args, recipe.args)
 
-    The proposal is part of a cached result, which does not depend on paths.
+
+def filled_in(step: str, args: Mapping[str, Any], schema: ArgsSchema) -> str:
+    """Replace the placeholders of a proposed command with the paths of this run, and add what its metrics depend on.
+
+    The proposal is part of a cached result, which does not depend on paths. `schema` is that of the proposed recipe.
     """
 
     def given(found: re.Match[str]) -> str:
-        value = args.get(found[1])
-        return f"{found[1]}={shlex.quote(value)}" if isinstance(value, str) and value else found[0]
+        return _typed(schema, found[1], args.get(found[1])) or found[0]
 
-    return _PLACEHOLDER.sub(given, step)
+    more = [
+        _typed(schema, name, args[name])
+        for name, spec in schema.specs.items()
+        if spec.is_measured_on and name in args and args[name] != spec.default and f" {name}=" not in step
+    ]
+    return " ".join([_PLACEHOLDER.sub(given, step), *filter(None, more)])
+
+
+def _typed(schema: ArgsSchema, name: str, value: Any) -> str:
+    """Return an argument as it is typed in a shell; empty if it has no value, or can't be typed there."""
+    if value in (None, "", (), [], {}) or name not in schema.specs:
+        return ""
+    text = text_of(schema.specs[name].type.brief(value))
+    return f"{name}={shlex.quote(text)}" if text.isprintable() else ""
 
 
 def _summary(call: CommandContext, plan: Plan, result: RunResult) -> dict[str, Any]:

@@ -91,6 +91,10 @@ class ArgType:
         """Return the plain value for what an args object holds."""
         return value
 
+    def brief(self, value: Any) -> Any:
+        """Return a checked plain value without the fields of records that have their defaults, to be typed again."""
+        return value
+
 
 @frozen_by_position
 class BoolType(ArgType):
@@ -370,6 +374,9 @@ class ListType(ArgType):
     def plain(self, value: Any) -> Any:
         return self._shape([self.item.plain(item) for item in value]) if self.has_fields else value
 
+    def brief(self, value: Any) -> Any:
+        return self._shape([self.item.brief(item) for item in value])
+
 
 @frozen_by_position
 class MapType(ArgType):
@@ -451,6 +458,9 @@ class EitherType(ArgType):
     def plain(self, value: Any) -> Any:
         option = self._option(value)
         return option.plain(value) if option.form is _form_of(value) else value
+
+    def brief(self, value: Any) -> Any:
+        return self._option(value).brief(value)
 
     def _option(self, value: Any) -> ArgType:
         """Return the type that a value has the form of; the first one if it has the form of none."""

@@ -430,6 +430,10 @@ class RecordType(ArgType):
     def plain(self, value: Any) -> Any:
         return self.args.values_of(value) if type(value) is self.args.type else value
 
+    def brief(self, value: Any) -> Any:
+        specs = self.args.specs
+        return {name: specs[name].type.brief(one) for name, one in value.items() if one != specs[name].default}
+
 
 def _spec_of(field: dataclasses.Field[Any], annotation: Any, around: tuple[type, ...]) -> ArgSpec:
     default = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default

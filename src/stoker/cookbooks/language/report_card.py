@@ -152,8 +152,10 @@ def _next(training: LanguageTrainingRecord) -> list[str]:
         return [f"stoker run language/lora base={base} data=FILE.jsonl"]
     rank, lr = settings.get("rank", 16), settings.get("lr", 2e-4)
     how = f"method={settings['method']} " if is_of_pairs(training) else ""
+    # A base in few bits may not fit otherwise.
+    kept = f" base_dtype={settings['base_dtype']}" if settings.get("base_dtype", "auto") != "auto" else ""
     again = f"stoker run language/lora {how}rank={rank},{2 * rank} lr={lr:g},{2 * lr:g}"
-    return [f"{again} base={base} data=FILE.jsonl"]
+    return [f"{again} base={base}{kept} data=FILE.jsonl"]
 
 
 _SHOWN_SAMPLES = 5
