@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 if not os.path.exists("/dev/nvidiactl"):
     os.environ["TRITON_INTERPRET"] = "1"
 
+# Several processes share the cores: more threads of each only wait for one another.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # What random examples find is for whoever went looking, not for whoever changes something else that day.
 # Nor how long one took: every stall of a machine would fail some property.
 settings.register_profile("steady", max_examples=examples(20, 40), derandomize=True, deadline=None)

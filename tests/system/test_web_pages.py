@@ -390,7 +390,8 @@ def test_jobs_run_fail_and_are_cancelled_in_the_browser_and_a_link_logs_in(shell
         page.get_by_role("link", name="waits").first.click()
         expect(page.locator("h1")).to_have_text("waits")
         expect(page.locator(".jobhead .state")).to_contain_text("running")
-        expect(page.get_by_label("metric loss")).to_be_visible()
+        # Before the next heartbeat of its worker, 30 s later, which changes its row.
+        expect(page.get_by_label("metric loss")).to_be_visible(timeout=20_000)
         page.get_by_role("tab", name="logs").click()
         expect(page.get_by_role("log")).to_contain_text("<b>loss=0.5</b>")
         page.get_by_role("button", name="cancel").click()

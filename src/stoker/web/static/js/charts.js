@@ -34,18 +34,6 @@ export function useSeen() {
   return [box, isSeen];
 }
 
-/** Call again and again while the tab is visible. @param {() => void} call @param {number} every_s */
-export function useEvery(call, every_s) {
-  const last = useRef(call);
-  last.current = call;
-  useEffect(() => {
-    const timer = setInterval(() => {
-      if (!document.hidden) last.current();
-    }, every_s * 1000);
-    return () => clearInterval(timer);
-  }, [every_s]);
-}
-
 /** @param {ChartProps & { isTable: boolean }} props */
 export function TimeChart({ isTable, ...chart }) {
   const [box, isSeen] = useSeen();

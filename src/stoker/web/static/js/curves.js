@@ -9,7 +9,7 @@ import { clockTime, duration, grouped, shortNumber } from './format.js';
 import { h, html } from './html.js';
 import { onRows } from './live.js';
 import { place, setQuery } from './router.js';
-import { useData } from './state.js';
+import { useData, useEvery } from './state.js';
 import { Empty, Select, Trouble } from './ui.js';
 
 /** @typedef {import('./messages.d.ts').JobView} JobView */
@@ -18,6 +18,8 @@ import { Empty, Select, Trouble } from './ui.js';
 /** @typedef {{ window: number, isLog: boolean, x: string, isTable: boolean }} Look */
 
 const FIRST_SHOWN = 6;
+/** Values of a running job arrive between the changes of its row. */
+const EVERY_S = 2;
 /** Over how many values is averaged; 1: not at all. */
 const WINDOWS = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000];
 const USUAL_WINDOW = 20;
@@ -50,6 +52,7 @@ export function CurvesTab({ job }) {
   useEffect(() => onRows((rows) => {
     if (rows.resync || rows.jobs.some((one) => one.id === job.id)) reload();
   }), [job.id]);
+  useEvery(() => { if (job.started_s && !job.ended_s) reload(); }, EVERY_S);
   if (!data) return error ? h(Trouble, { error, what: 'curves' }) : html`<p class="quiet">loading…</p>`;
   if (!data.names.length) return h(Empty, { title: 'No metrics yet. A program reports some by printing them:', command: 'print("loss=0.5")' });
   const shown = new Set(data.series.map((one) => one.name));

@@ -2,13 +2,12 @@
 // Machines: what needs attention first, who ran what where, then each with its devices and jobs.
 import { useEffect, useMemo, useState } from '../vendor/hooks.js';
 import { askMachines } from './actions.js';
-import { useEvery } from './charts.js';
 import { grouped, size } from './format.js';
 import { h, html } from './html.js';
 import { onRows } from './live.js';
 import { Devices, MachineFacts, MachineHead, QUIET, rank } from './machine_parts.js';
 import { place, setQuery } from './router.js';
-import { may, useData } from './state.js';
+import { may, useData, useEvery } from './state.js';
 import { TableSwitch } from './telemetry.js';
 import { Timeline } from './timeline.js';
 import { Command, Empty, Select, Trouble, useNow } from './ui.js';

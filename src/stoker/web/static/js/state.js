@@ -102,5 +102,17 @@ export function useData(path, query = {}) {
   return { data: state.data, error: isOther ? null : state.error, isLoading: isOther, reload };
 }
 
+/** Call again and again while the tab is visible. @param {() => void} call @param {number} every_s */
+export function useEvery(call, every_s) {
+  const last = useRef(call);
+  last.current = call;
+  useEffect(() => {
+    const timer = setInterval(() => {
+      if (!document.hidden) last.current();
+    }, every_s * 1000);
+    return () => clearInterval(timer);
+  }, [every_s]);
+}
+
 /** @param {unknown} error */
 const asError = (error) => (error instanceof ApiError ? error : new ApiError(String(error), 0));

@@ -2,11 +2,11 @@
 // Telemetry of one machine over a span of time: a chart per channel, a line per device. What a device does not report
 // has no line, and what was not measured is a gap.
 import { useMemo } from '../vendor/hooks.js';
-import { TimeChart, useEvery } from './charts.js';
+import { TimeChart } from './charts.js';
 import { cutMiddle } from './format.js';
 import { h, html } from './html.js';
 import { place, setQuery } from './router.js';
-import { useData } from './state.js';
+import { useData, useEvery } from './state.js';
 
 /** @typedef {import('./messages.d.ts').TelemetryView} TelemetryView */
 /** @typedef {import('./messages.d.ts').DeviceTelemetryView} DeviceTelemetryView */
