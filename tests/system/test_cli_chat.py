@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import select
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 
 import pytest
@@ -18,7 +19,8 @@ import pytest
 from stoker.cookbooks.language.bundled import TinyShape, bundled_base, write_base
 from stoker.cookbooks.language.peft import write_adapter
 from tests.later import imported_later
-from tests.system.shell import Shell
+from tests.system.shell import Shell, wait_until
+from tests.system.test_cli_fleet_following import ended
 
 with imported_later("torch"):
     import torch
@@ -160,3 +162,57 @@ def test_trials_of_a_sweep_answer_beside_each_other(shell: Shell) -> None:
     assert [one["model"] for one in done.objects()] == ["lora/1", "lora/2", "base"]
     whole = shell.stoker("chat", "lora", "--prompt", "2+3=")
     assert (whole.code, "lora is a sweep of 2 trials" in whole.err) == (2, True)
+
+
+def test_a_machine_of_the_fleet_answers(shell: Shell) -> None:
+    prompt = "2+3=, [it's]: 'x'"
+    here = shell.stoker("chat", "./one", "./two", "--base", "--prompt", prompt, "--tokens", "4", "--json")
+    with fleet(shell):
+        words = ("chat", "./one", "./two", "--base", "--on", "desk", "--tokens", "4")
+        done = shell.stoker(*words, "--prompt", prompt, "--json")
+        assert done.code == 0, done.err
+        answers = [{**one, "machine": "desk"} for one in here.objects()]
+        for one in answers:
+            del one["seconds"]
+        assert done.objects() == answers
+        typed = piped(shell, "2+3=\n2+3=\n", *words)
+        assert typed.returncode == 0, typed.stderr
+        _, first, second = typed.stdout.split("[./one]\n")
+        assert [one.count("[./two]\n") for one in (first, second)] == [1, 1]
+        assert first != second, "it is the second turn"
+        for more, code, text in (
+            (("--on", "dsk", "--prompt", "x"), 1, "did you mean 'desk'?"),
+            (("--on", "desk", "--prompt", "x", "--over", "nowhere"), 28, "folder not found: nowhere"),
+        ):
+            done = shell.stoker("chat", "./one", *more)
+            assert (done.code, text in done.err) == (code, True), (more, done.code, done.err)
+        assert "no prompt on standard input" in piped(shell, "\n", *words).stderr
+        assert "/reset does not work with --on" in piped(shell, "a\n/reset\n", *words).stderr
+
+
+def piped(shell: Shell, text: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a command with a text on its standard input."""
+    argv = [sys.executable, "-P", "-m", "stoker", *words]
+    return subprocess.run(
+        argv,
+        cwd=shell.folder,
+        env=shell.env,
+        input=text,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+
+
+@contextmanager
+def fleet(shell: Shell) -> Iterator[None]:
+    """Serve, with one worker."""
+    shell.env["STOKER_RUNTIME"] = str(shell.folder / "run")
+    with ExitStack() as stack:
+        serving = stack.enter_context(ended(shell.start("serve", "--listen", "127.0.0.1:0", "--json")))
+        assert serving.stdout is not None
+        json.loads(serving.stdout.readline())
+        stack.enter_context(ended(shell.start("work", "--name", "desk")))
+        wait_until(lambda: "desk" in shell.stoker("machines", "--json").out)
+        yield

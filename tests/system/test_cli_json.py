@@ -64,7 +64,7 @@ def test_every_command_speaks_json_with_the_flag_before_or_behind_it(shell: Shel
     shell.stoker("run", "toy/text", "value=3")
     is_before = False
     for words, count in (
-        (["recipes"], 29),
+        (["recipes"], 30),
         (["recipes", "show", "toy/sum"], 1),
         (["recipes", "swaps", "toy/sum"], 1),
         (["jobs"], 1),

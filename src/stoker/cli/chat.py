@@ -11,38 +11,30 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.api.local_job import LocalJob
+from stoker.cli.chat_sources import RESET, ChatSource, all_found, named_base
 from stoker.cli.context import CommandContext
 from stoker.cli.dispatch import AskedToEnd
 from stoker.cli.grammar import AT, Grammar, Option, Positional, whole
-from stoker.cli.job_verbs import fetched
 from stoker.cli.screens import busy
 from stoker.core.device import GIB, Needs
-from stoker.core.errors import BadInput, MissingExtra, NotFound, StokerError, Usage
-from stoker.core.frozen import changed, frozen
+from stoker.core.errors import BadInput, MissingExtra, StokerError, Usage
+from stoker.core.frozen import changed
 from stoker.core.text import outside
 from stoker.devices.ledger.reservations import CandidateDevice, DeviceRequest
 from stoker.engine.device_gate import device_variables
 from stoker.host.install import pip_install
-from stoker.jobs.trials import is_sweep, read_trials, trial_numbered
-from stoker.store.results import lay_out
 
 if TYPE_CHECKING:
-    from stoker.api.fleet_job import FleetJob
-    from stoker.cookbooks.language.arguments import BaseDtype, BasePath
     from stoker.cookbooks.language.bases import TrainableBase
     from stoker.cookbooks.language.chat import ChatSession, ChatSetup
-    from stoker.core.job import JobSpec
 
-_ADAPTER, _MODEL = "adapter_config.json", "config.json"
-_PROMPT, _RESET = "> ", "/reset"
+_PROMPT = "> "
 _WAIT_S = 60.0
 """Maximum wait for memory of a GPU."""
 _TOKENS = 256
 _HOTTEST = 100
-_RECIPES = ("language/lora", "language/full", "language/merge")
 _LIBRARIES = ("torch", "transformers", "safetensors")
-_HELP = f"{_RESET} forgets the conversation; Ctrl-C stops an answer; Ctrl-D leaves"
+_HELP = f"{RESET} forgets the conversation; Ctrl-C stops an answer; Ctrl-D leaves"
 
 
 def _temperature(text: str) -> float:
@@ -87,6 +79,13 @@ GRAMMAR = Grammar(
         ),
         Option("--seed", value="N", read=whole(0), help="random seed (default: 0)"),
         Option("--cpu", help="compute on the CPU (default: on a GPU if there is one)"),
+        Option(
+            "--on",
+            value="MACHINE",
+            help="let this machine of the fleet answer --prompt, or the lines of standard input, by a job of "
+            "language/sample",
+            completes="machine",
+        ),
         AT,
     ),
     examples=(
@@ -94,6 +93,7 @@ GRAMMAR = Grammar(
         "stoker chat tries/1 tries/2 --base",
         "stoker chat last --prompt '2+3=' --json",
         "stoker chat ./adapter --over models/llama --temperature 0.8",
+        "stoker chat last --on desk --prompt '2+3='",
     ),
 )
 
@@ -102,6 +102,10 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     """Answer one prompt, or those that are typed."""
     if not given["names"]:
         raise Usage("NAME is missing", hint="stoker chat last, or a folder")
+    if given["on"]:
+        from stoker.cli.chat_on_machine import answer_on_machine
+
+        return answer_on_machine(call, given)
     _refuse_missing()
     from stoker.cookbooks.language.chat import ChatSession, chat_needs
     from stoker.engine.recipe import surrounded_by
@@ -109,7 +113,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
     with ExitStack() as stack:
         stack.enter_context(surrounded_by(call.builder().surroundings))
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stoker-chat-")))
-        found = [_found(call, name, given["at"], scratch / str(number)) for number, name in enumerate(given["names"])]
+        found = all_found(call, given, scratch)
         setup = _setup(call, found, given)
         needs = chat_needs(setup)
         if setup.on_gpu:
@@ -130,77 +134,6 @@ def _refuse_missing() -> None:
         raise MissingExtra(f"{missing[0]} is not installed", hint=pip_install("stoker[language]"), extra="language")
 
 
-# What was named: folders, and results of jobs, fetched and laid out.
-
-
-@frozen
-class ChatSource:
-    """An adapter or a model that was named, and what its job knows of its base."""
-
-    name: str
-    folder: Path
-    base: str = ""
-    base_dtype: BaseDtype = "auto"
-    path: BasePath = "auto"
-
-    @property
-    def is_adapter(self) -> bool:
-        return (self.folder / _ADAPTER).is_file()
-
-
-def _found(call: CommandContext, name: str, at: str | None, scratch: Path) -> ChatSource:
-    """Return what a name means: a folder, the result of a job, laid out in `scratch`, or a base by its name."""
-    from stoker.cookbooks.language.checks import find_base
-
-    path = Path(call.path(name))
-    if _is_model(path):
-        return ChatSource(name=name, folder=path)
-    try:
-        job = call.lookup.job(name, at)
-    except NotFound:
-        with suppress(StokerError):
-            return ChatSource(name=name, folder=find_base(name).folder)
-        raise
-    spec = _spec_of(job)
-    if spec.recipe not in _RECIPES:
-        hint = f"use a result of {', '.join(_RECIPES)}, or a folder"
-        raise BadInput(f"{name} is a job of {spec.recipe}, not of a language model", hint=hint)
-    parts = [part for one in job.results().found for part in fetched(call, one)]
-    lay_out(call.parts.store, parts, str(scratch))
-    folder = next((one for one in (scratch, *sorted(scratch.iterdir())) if _is_model(one)), None)
-    if folder is None:
-        raise NotFound(f"{name} has no model among its results", hint=f"stoker jobs show {job.ref}")
-    base = str(spec.args.get("base", ""))
-    there = os.path.join(spec.folder, os.path.expanduser(base))
-    return ChatSource(
-        name=name,
-        folder=folder,
-        base=there if base and os.path.isdir(there) else base,
-        base_dtype=spec.args.get("base_dtype", "auto"),
-        path=spec.args.get("path", "auto"),
-    )
-
-
-def _spec_of(job: LocalJob | FleetJob) -> JobSpec:
-    """Return what runs, or the spec of the trial that is meant. Raises `Usage` if a sweep is."""
-    if not isinstance(job, LocalJob):
-        points = job.points() if job.is_sweep else ()
-        if len(points) > 1:
-            raise Usage(f"{job.ref} is a sweep of {len(points):,} trials", hint=f"stoker chat {points[0].name}")
-        return job.spec
-    trials = read_trials(job.folder)
-    if job.stage:
-        return trial_numbered(trials, job.stage, job.spec.name).spec
-    if is_sweep(trials):
-        hint = f"one or several of them: stoker chat {job.ref}/1; the best: stoker compare {job.ref}"
-        raise Usage(f"{job.ref} is a sweep of {len(trials):,} trials", hint=hint)
-    return job.spec
-
-
-def _is_model(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (_ADAPTER, _MODEL))
-
-
 # The base: named, or that of the adapters, which must be the same for all.
 
 
@@ -209,16 +142,11 @@ def _setup(call: CommandContext, found: Sequence[ChatSource], given: dict[str, A
     from stoker.cookbooks.language.chat import BASE_NAME, ChatModel, ChatSetup
     from stoker.cookbooks.language.checks import find_base
 
-    whole = [one.name for one in found if not one.is_adapter]
-    if whole and (len(found) > 1 or given["base"] or given["over"]):
-        raise Usage(f"{whole[0]} is a whole model, no adapter over a base", hint=f"stoker chat {whole[0]}")
-    names = [one.name for one in found]
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise Usage(f"{twice[0]} is named twice", hint=f"stoker chat {' '.join(dict.fromkeys(names))}")
     models = [ChatModel(name=one.name, adapter=one.folder if one.is_adapter else None) for one in found]
     if given["base"]:
         models.append(ChatModel(name=BASE_NAME, adapter=None))
-    base = find_base(str(found[0].folder)) if whole else _base(call, found, given["over"])
+    is_whole = not found[0].is_adapter
+    base = find_base(str(found[0].folder)) if is_whole else _base(call, found, given["over"])
     on_gpu = bool(call.parts.devices) and not given["cpu"]
     return ChatSetup(
         base=base,
@@ -241,7 +169,7 @@ def _base(call: CommandContext, found: Sequence[ChatSource], over: str | None) -
     if over is not None:
         base = find_base(over)
         for one in found:
-            if is_another_base(named := _named_base(one), base):
+            if is_another_base(named := named_base(one), base):
                 call.out.note(f"note: {one.name} was trained over {outside(str(named))}, this is {base.name}")
         return base
     bases = [_base_of(one) for one in found]
@@ -256,7 +184,7 @@ def _base_of(source: ChatSource) -> TrainableBase:
     from stoker.cookbooks.language.checks import find_base
 
     faults: list[StokerError] = []
-    for text in (source.base, _named_base(source)):
+    for text in (source.base, named_base(source)):
         try:
             if isinstance(text, str) and text:
                 return find_base(text, use="used")
@@ -264,12 +192,6 @@ def _base_of(source: ChatSource) -> TrainableBase:
             faults.append(error)
     why = faults[0].message if faults else "its files name none"
     raise BadInput(f"no base of {source.name} here: {why}", hint=f"stoker chat {source.name} --over BASE")
-
-
-def _named_base(source: ChatSource) -> object:
-    from stoker.cookbooks.language.peft import read_config
-
-    return read_config(source.folder).get("base_model_name_or_path")
 
 
 @contextmanager
@@ -309,7 +231,7 @@ def _converse(call: CommandContext, session: ChatSession) -> None:
             import readline  # noqa: F401
         call.out.note(f"{', '.join(session.names)}: {_HELP}")
     while (prompt := _read(call, is_typed=is_typed)) is not None:
-        if prompt.strip() == _RESET:
+        if prompt.strip() == RESET:
             session.reset()
         elif prompt.strip():
             try:

@@ -8,27 +8,23 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from stoker.cli.context import CommandContext
 from stoker.cli.crossval_sides import ComparedSide, trace_values
+from stoker.cli.machine_jobs import check_machines, fetch_result, require_completed, start_again
 from stoker.config.values import text_of
-from stoker.core.errors import NotFound, StokerError, WorkFailed
+from stoker.core.errors import WorkFailed
 from stoker.core.frozen import changed
-from stoker.core.job import JobState
-from stoker.core.text import did_you_mean, some_of
-from stoker.devices.this_machine import submitter_name
 from stoker.jobs.request import JobRequest
 
 if TYPE_CHECKING:
     from stoker.core.job import JobSpec
     from stoker.jobs.pack.code_tree import PreparedSubmission
-    from stoker.protocol.client import FleetClient
 
 RECIPE = "crossval/trace"
-_ENDED_BADLY = (JobState.FAILED, JobState.CANCELLED)
 
 
 def trace_on_fleet(
@@ -45,29 +41,23 @@ def trace_on_fleet(
     from stoker.cli.submission import submit
 
     client = call.lookup.client_of(call.lookup.wait_for_coordinator(given["at"], limit_s=0.0))
-    _check_machines(client, [one.machine for one in remote.values()])
+    check_machines(client, [one.machine for one in remote.values()])
     prepared, specs = _prepare(call, given, remote, name)
     is_dry = bool(given["dry_run"])
     if not is_dry:
-        _start_again(call, client, prepared.jobs)
+        start_again(call, client, prepared.jobs)
     options = {"dry_run": is_dry, "yes": True, "rerun": False, "keep": True, "notify": None, "watch": not is_dry}
     code = submit(call, {**options, "at": given["at"]}, prepared, client)
     if is_dry:
         return {}
     for side, spec in specs.items():
-        _require_completed(client, spec, f"{side} on {remote[side].machine}")
+        require_completed(client, spec, f"{side} on {remote[side].machine}")
     if code:
         raise WorkFailed("the sides did not complete", hint="stoker jobs")
     top = stack.enter_context(tempfile.TemporaryDirectory(prefix="stoker-crossval-"))
-    return {f"{side}_trace": _fetch(call, spec, os.path.join(top, side)) for side, spec in specs.items()}
-
-
-def _check_machines(client: FleetClient, names: Sequence[str]) -> None:
-    known = [one.name for one in client.machines()]
-    for name in names:
-        if name not in known:
-            hint = did_you_mean(name, known) or f"there are {some_of(known, 5) or 'none'}: stoker machines"
-            raise NotFound(f"the fleet has no machine {name!r}", hint=hint)
+    return {
+        f"{side}_trace": fetch_result(call, spec, os.path.join(top, side), given["at"]) for side, spec in specs.items()
+    }
 
 
 def _prepare(
@@ -98,37 +88,3 @@ def _prepare(
         shipments=tuple(trees.values()),
     )
     return whole, {side: prepared.jobs[0] for side, prepared in made.items()}
-
-
-def _start_again(call: CommandContext, client: FleetClient, specs: Iterable[JobSpec]) -> None:
-    """Queue jobs again that an earlier command submitted, and that failed."""
-    for spec in specs:
-        with suppress(NotFound):
-            if client.job(spec.id).job.state in _ENDED_BADLY:
-                client.requeue_jobs([spec.id], by=submitter_name(call.parts.settings.environment))
-
-
-def _require_completed(client: FleetClient, spec: JobSpec, what: str) -> None:
-    details = client.job(spec.id)
-    view = details.job
-    if view.state == JobState.COMPLETED:
-        return
-    if JobState(view.state).is_terminal:
-        message = str(details.error.get("message") or view.why or view.state)
-        raise WorkFailed(f"{what}: {message}", hint=f"stoker logs {view.name}", job=view.id, error=details.error)
-    why = view.why
-    with suppress(StokerError):
-        why = client.explain(view.id).verdict
-    raise WorkFailed(f"{what}: {why or 'waits'}", hint=f"stoker explain {view.name}", job=view.id)
-
-
-def _fetch(call: CommandContext, spec: JobSpec, folder: str) -> str:
-    """Copy the result of a job into a folder, and return the folder."""
-    from stoker.store.results import SIDECAR, lay_out
-
-    job = call.lookup.fleet_job(spec.id, None)
-    parts = [part for found in job.results().found for part in found.fetch(lambda _size_bytes: None)]
-    lay_out(call.parts.store, parts, folder)
-    # It differs each time, and the folder is known by its contents.
-    os.unlink(os.path.join(folder, SIDECAR))
-    return folder

@@ -55,7 +55,7 @@ def test_a_signal_right_after_the_folder_is_made_leaves_nothing(parent, monkeypa
         make(path, mode)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module.os, "mkdir", made)
+    monkeypatch.setattr(os, "mkdir", made)
     with pytest.raises(KeyboardInterrupt), private_home("a100", {"TMPDIR": str(parent)}, SystemClock()):
         pass
     assert list(parent.iterdir()) == []

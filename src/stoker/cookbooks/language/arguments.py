@@ -33,6 +33,7 @@ LORA: Final = "language/lora"
 FULL: Final = "language/full"
 MERGE: Final = "language/merge"
 EXPORT: Final = "language/export"
+SAMPLE: Final = "language/sample"
 """Names of the recipes."""
 ALL_LINEAR: Final = "all-linear"
 NF4_BLOCK: Final = 64
@@ -193,6 +194,17 @@ class SampleArgs(BaseArgs):
     dtype: SettledDtype = arg("float32", help=_SETTLED)
     base_dtype: BaseDtype = arg("auto", help="precision of the base")
     path: BasePath = arg("auto", help="how the base is computed")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerArgs(SampleArgs):
+    """Arguments of text generation by several models over one base."""
+
+    adapters: tuple[InputPath, ...] = arg((), help="folders of the adapters", runtime=True)
+    adapter_files: tuple[InputPath, ...] = arg((), help="files of the adapters that are part of the key")
+    names: tuple[str, ...] = arg((), help="what the models are called: the adapters, then perhaps the base alone")
+    conversation: bool = arg(False, help="prompts are turns of one conversation")
+    plain: bool = arg(False, help="complete prompts as they are, without a chat template")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

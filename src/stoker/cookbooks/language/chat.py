@@ -1,23 +1,32 @@
 """Conversations with adapters over one base, side by side: the base is in memory once, each adapter in a slot.
 
-Answers are drawn as the samples of a training are.
+Answers are drawn as the samples of a training are. `stoker chat` reads prompts as they are typed; the stage
+`language/answer` gets them all at once, on any machine of a fleet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from stoker.authoring import InvalidArgs, Needs
-from stoker.cookbooks.language.arguments import ALL_LINEAR, BaseDtype, BasePath, SettledDtype
-from stoker.cookbooks.language.bases import TrainableBase
+from stoker.authoring import InvalidArgs, Needs, StageContext, stage
+from stoker.cookbooks.language.arguments import (
+    ALL_LINEAR,
+    AnswerArgs,
+    BaseDtype,
+    BasePath,
+    SettledDtype,
+    device_of,
+)
+from stoker.cookbooks.language.bases import TrainableBase, read_base
 from stoker.cookbooks.language.checks import LanguageArgsChecker
+from stoker.cookbooks.language.kinds import ANSWERS, Answers
 from stoker.cookbooks.language.memory_needs import Load, is_general, kept_as, sample_needs, too_large
-from stoker.cookbooks.language.peft import read_config
+from stoker.cookbooks.language.peft import adapter_files, read_config
 from stoker.cookbooks.language.reading import ChatMessage
 from stoker.cookbooks.language.sample import Sampler, is_chat, open_slots, slot_logits
-from stoker.cookbooks.language.schemas import TRAINING, read_training
-from stoker.cookbooks.language.tokens import open_tokenizer
+from stoker.cookbooks.language.schemas import TRAINING, AnswersRecord, CompletionSample, read_training
+from stoker.core import jsontext
 from stoker.core.errors import BadInput
 from stoker.core.frozen import frozen
 
@@ -68,19 +77,33 @@ def chat_needs(setup: ChatSetup) -> Needs:
     except InvalidArgs as error:
         first = error.faults[0]
         raise BadInput(first.message, hint=first.hint) from None
-    load = Load(
-        rank=max([read_config(one)["r"] for one in folders], default=1),
-        targets=(ALL_LINEAR,),
-        rows=1,
-        tokens=min(_ESTIMATED_TOKENS, setup.base.positions),
-        dtype=setup.dtype,
-        base_dtype=kept_as(setup.base, setup.base_dtype),
-        is_general=is_general(setup.base, setup.path),
-    )
+    load = chat_load(setup.base, setup.models, dtype=setup.dtype, base_dtype=setup.base_dtype, path=setup.path)
     gpus = int(setup.on_gpu)
     if (short := too_large(setup.base, load, gpus=gpus)) is not None:
         raise short
     return sample_needs(setup.base, load, gpus=gpus)
+
+
+def chat_load(
+    base: TrainableBase, models: Sequence[ChatModel], *, dtype: SettledDtype, base_dtype: BaseDtype, path: BasePath
+) -> Load:
+    """Return the load of valid models by which memory is estimated."""
+    folders = [one.adapter for one in models if one.adapter is not None]
+    return Load(
+        rank=max([read_config(one)["r"] for one in folders], default=1),
+        targets=(ALL_LINEAR,),
+        rows=1,
+        tokens=min(_ESTIMATED_TOKENS, base.positions),
+        dtype=dtype,
+        base_dtype=kept_as(base, base_dtype),
+        is_general=is_general(base, path),
+    )
+
+
+def answering_files(adapter: Path) -> tuple[Path, ...]:
+    """Return the files of an adapter that decide its answers: also the record of what it learned, if it has one."""
+    record = adapter / TRAINING
+    return (*adapter_files(adapter), *[record][: record.is_file()])
 
 
 class ChatSession:
@@ -89,6 +112,7 @@ class ChatSession:
     def __init__(self, setup: ChatSetup) -> None:
         """Load the base and the adapters."""
         from stoker.cookbooks.language.peft import read_adapter
+        from stoker.cookbooks.language.tokens import open_tokenizer
 
         adapters = [None if one.adapter is None else read_adapter(one.adapter) for one in setup.models]
         slots, self.path = open_slots(setup.base.folder, adapters, setup, device="cuda" if setup.on_gpu else "cpu")
@@ -159,3 +183,47 @@ def _is_plain(setup: ChatSetup, *, has_template: bool) -> bool:
     if adapter is not None and (adapter / TRAINING).is_file():
         return not is_chat(read_training(adapter)["data"])
     return not has_template
+
+
+# The same for prompts that are known, as a stage.
+
+
+@stage("language/answer", version=1, uses=("safetensors", "tokenizers", "torch", "transformers"), deterministic=False)
+def answer(job: StageContext, args: AnswerArgs) -> Answers:
+    """Answer prompts with a base, or with several adapters over it beside each other."""
+    device, note = device_of(job.devices)
+    if note:
+        job.log(note)
+    folders = [*map(Path, args.adapters), *[None] * (len(args.names) - len(args.adapters))]
+    session = ChatSession(
+        ChatSetup(
+            base=read_base(Path(args.base), name=args.base_name, use="used"),
+            models=tuple(
+                ChatModel(name=name, adapter=folder) for name, folder in zip(args.names, folders, strict=True)
+            ),
+            on_gpu=device != "cpu",
+            dtype=args.dtype,
+            base_dtype=args.base_dtype,
+            path=args.path,
+            tokens=args.tokens,
+            temperature=args.temperature,
+            seed=args.seed,
+            is_plain=True if args.plain else None,
+        )
+    )
+    job.log(session.path)
+    made: list[CompletionSample] = []
+    for number, prompt in enumerate(args.prompts, 1):
+        if not args.conversation:
+            session.reset()
+        for name in session.names:
+            pieces = []
+            for piece in session.answer(name, prompt):
+                job.check()
+                pieces.append(piece)
+            made.append(CompletionSample(model=name, prompt=prompt, completion="".join(pieces)))
+            job.log(f"{name}: {prompt!r} → {made[-1]['completion']!r}")
+        job.step(number, of=len(args.prompts))
+    record = AnswersRecord(base=args.base_name, path=session.path, answers=made)
+    (job.out / ANSWERS).write_text(f"{jsontext.dumps(record, indent=2)}\n", encoding="utf-8", newline="")
+    return job.made(Answers)

@@ -16,6 +16,7 @@ ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 """Files that PEFT reads."""
 GGUF_ADAPTER, GGUF_MODEL = "adapter.gguf", "model.gguf"
 """The files that llama.cpp reads."""
+ANSWERS = "answers.json"
 
 
 class Examples(Kind["ExampleSet"]):
@@ -92,6 +93,17 @@ class Samples(JsonKind):
 
     name: ClassVar[str] = "language/samples"
     version: ClassVar[int] = 1
+
+
+class Answers(TreeKind):
+    """Answers of models over one base to the same prompts."""
+
+    name: ClassVar[str] = "language/answers"
+    version: ClassVar[int] = 1
+
+    @classmethod
+    def validate(cls, path: Path) -> None:
+        check_json(path / ANSWERS, "answers")
 
 
 class LanguageReport(TreeKind):

@@ -2,6 +2,7 @@
 
     tokenise → train_lora → report                (language/lora; with samples: → sample → report)
     tokenise → train_full → report                (language/full)
+    answer                                        (language/sample)
     merge                                         (language/merge)
     export_adapter, or export_model               (language/export)
 
@@ -17,7 +18,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.authoring import Category, Cookbook, InputPath, Plan, PlanBuilder, Tip, arg, recipe
+from stoker.authoring import Category, Cookbook, InputPath, PathOrName, Plan, PlanBuilder, Tip, arg, recipe
 from stoker.cookbooks.language.arguments import (
     ALL_LINEAR,
     BETA,
@@ -26,7 +27,11 @@ from stoker.cookbooks.language.arguments import (
     LARGEST,
     LORA,
     MERGE,
+    SAMPLE,
     AdapterArgs,
+    AnswerArgs,
+    BaseDtype,
+    BasePath,
     DataArgs,
     Dtype,
     FullArgs,
@@ -39,11 +44,12 @@ from stoker.cookbooks.language.arguments import (
     settled_dtype,
 )
 from stoker.cookbooks.language.bases import CONFIG, TrainableBase
+from stoker.cookbooks.language.chat import BASE_NAME, ChatModel, answer, answering_files, chat_load
 from stoker.cookbooks.language.checks import LanguageArgsChecker, outline_of
 from stoker.cookbooks.language.data_sets import CARD
 from stoker.cookbooks.language.export import ExportArgs, ExportModelArgs, export_adapter, export_model
 from stoker.cookbooks.language.gguf_model import GGUF_FAMILIES, GgufDtype, model_faults
-from stoker.cookbooks.language.kinds import Adapter, Examples, GgufFile, LanguageModel, LanguageReport, Samples
+from stoker.cookbooks.language.kinds import Adapter, Answers, Examples, GgufFile, LanguageModel, LanguageReport, Samples
 from stoker.cookbooks.language.memory_needs import (
     FullTrainingSpec,
     Load,
@@ -114,6 +120,31 @@ class ExportRecipeArgs:
     dtype: GgufDtype = arg("float32", help="precision of the file")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleRecipeArgs:
+    """Arguments of language/sample."""
+
+    base: str = arg("tiny", help="the base of the adapters, or a model: a folder, org/name of the hub, or tiny")
+    base_name: str = arg("", help="name of the base; empty: the value of base", runtime=True)
+    adapter: tuple[PathOrName, ...] = arg(
+        (), help="folders in PEFT's layout, such as results of language/lora; they answer beside each other"
+    )
+    names: tuple[str, ...] = arg((), help="what the adapters are called in the answers; empty: adapter-1, adapter-2 …")
+    with_base: bool = arg(False, help="also answer with the base alone; without an adapter it always does")
+    prompts: tuple[str, ...] = arg(help="texts to answer")
+    conversation: bool = arg(False, help="prompts are turns of one conversation, not each by itself")
+    plain: bool = arg(False, help="complete prompts as they are, without a chat template")
+    tokens: int = arg(256, help="maximum tokens of each answer", ge=1, le=100_000)
+    temperature: float = arg(0.0, help="sampling temperature; 0: always the likeliest token", ge=0, le=100)
+    seed: int = arg(0, help="random seed", ge=0, le=1_000_000_000)
+    dtype: Dtype = arg("auto", help="precision; auto: bfloat16 on a GPU, float32 on the CPU")
+    base_dtype: BaseDtype = arg("auto", help="precision of the base, as in language/lora")
+    path: BasePath = arg("auto", help="how the base is computed, as in language/lora")
+    gpus: int | None = arg(
+        None, help="1: on a GPU; 0: on the CPU; null: on a GPU if there is one", ge=0, le=1, runtime=True
+    )
+
+
 @recipe(
     LORA,
     version=1,
@@ -168,6 +199,47 @@ def full(args: FullRecipeArgs) -> Plan:
         return model.then(report_full).finish(keep=(model,))
     samples = model.then(sample_model, _samples(args, wanted), needs=sample_needs(base, wanted.load, gpus=gpus))
     return model.then(report_full_samples, samples=samples).finish(keep=(model,))
+
+
+@recipe(SAMPLE, version=1, category=Category.EVAL, output=Answers, backend="torch", brings=_BRINGS)
+def sample_models(args: SampleRecipeArgs) -> Plan:
+    """Answer prompts with adapters over one base, beside each other and beside the base; or with a model."""
+    checking = LanguageArgsChecker(SAMPLE)
+    base = checking.base(args.base)
+    folders = [checking.adapter(one, base) for one in args.adapter]
+    names = args.names or tuple(f"adapter-{number}" for number in range(1, 1 + len(folders)))
+    if len(names) != len(folders) or len({*names, BASE_NAME}) <= len(names):
+        checking.note("names", f"{len(folders)} adapters need as many different names, none of them {BASE_NAME}")
+    if not args.prompts:
+        checking.note("prompts", "no prompts", "prompts=[2+3=]")
+    if base is not None:
+        checking.path(args.path, base)
+        checking.base_dtype(args.base_dtype, base, is_general=is_general(base, args.path))
+    checking.refuse()
+    assert base is not None  # noqa: S101 - refused above
+    gpus = _gpus(args)
+    dtype = settled_dtype(args.dtype, on_gpu=gpus > 0)
+    models = [ChatModel(name=name, adapter=folder) for name, folder in zip(names, folders, strict=True)]
+    if args.with_base or not models:
+        models.append(ChatModel(name=BASE_NAME, adapter=None))
+    load = chat_load(base, models, dtype=dtype, base_dtype=args.base_dtype, path=args.path)
+    _refuse_too_large(checking, too_large(base, load, gpus=gpus), gpus)
+    settings = AnswerArgs(
+        **_base(_called(base, args.base_name), base.files),
+        adapters=tuple(InputPath(os.path.abspath(one)) for one in folders),
+        adapter_files=tuple(InputPath(os.path.abspath(one)) for folder in folders for one in answering_files(folder)),
+        names=tuple(one.name for one in models),
+        prompts=args.prompts,
+        conversation=args.conversation,
+        plain=args.plain,
+        tokens=args.tokens,
+        temperature=args.temperature,
+        seed=args.seed,
+        dtype=dtype,
+        base_dtype=load.base_dtype,
+        path=args.path,
+    )
+    return PlanBuilder("sample").start(answer, settings, needs=sample_needs(base, load, gpus=gpus)).finish()
 
 
 @recipe(MERGE, version=1, category=Category.EXPORT, output=LanguageModel, backend="torch", brings=_BRINGS)
@@ -337,7 +409,7 @@ def _taken(args: Any, load: Load, *groups: type[LearningArgs | AdapterArgs | Who
     return taken
 
 
-def _gpus(args: DataArgs) -> int:
+def _gpus(args: DataArgs | SampleRecipeArgs) -> int:
     return min(1, surroundings().count_gpus()) if args.gpus is None else args.gpus
 
 
@@ -346,7 +418,7 @@ def _gpus(args: DataArgs) -> int:
 COOKBOOK: Final = Cookbook(
     name="language",
     summary="fine-tune language models, many adapters over one base at once",
-    recipes=(lora, full, merge, export),
+    recipes=(lora, full, sample_models, merge, export),
     stages=(
         tokenise,
         tokenise_tables,
@@ -354,6 +426,7 @@ COOKBOOK: Final = Cookbook(
         train_full,
         sample,
         sample_model,
+        answer,
         report_lora,
         report_lora_samples,
         report_full,
@@ -362,7 +435,7 @@ COOKBOOK: Final = Cookbook(
         export_adapter,
         export_model,
     ),
-    kinds=(Examples, Adapter, GgufFile, LanguageModel, Samples, LanguageReport),
+    kinds=(Examples, Adapter, Answers, GgufFile, LanguageModel, Samples, LanguageReport),
     prefill={recipe.name: {"base": "tiny", "data": "sums"} for recipe in (lora, full)},
     # Every adapter of a sweep gets its own report, and a process that draws plots.
     preload=("matplotlib.backends.backend_svg", "matplotlib.figure", "numpy", "tokenizers", "torch"),

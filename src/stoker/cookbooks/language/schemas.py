@@ -2,6 +2,7 @@
 
     training.json    beside an adapter or a model: what it was trained on, how, and how that went
     metadata.json    beside a checkpoint that a user asked for: one line of a leaderboard
+    answers.json     what models over one base answered
 
 Neither holds a time: the same work gives the same bytes. How fast it was is reported as metrics. Standard library only.
 """
@@ -111,8 +112,20 @@ class Metadata(TypedDict):
 class CompletionSample(TypedDict):
     """One completion."""
 
+    model: NotRequired[str]
+    """Of several models that answer: which one."""
     prompt: str
     completion: str
+
+
+class AnswersRecord(TypedDict):
+    """The content of `answers.json`."""
+
+    base: str
+    path: str
+    """How the base was computed."""
+    answers: list[CompletionSample]
+    """For each prompt those of all models."""
 
 
 def kept_point(training: LanguageTrainingRecord) -> LanguageCurvePoint | None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -405,7 +406,36 @@ def test_what_does_not_change_the_result_is_not_part_of_the_work():
     everywhere = {"base_name", "checkpoint_every", "checkpoints", "gpus", "label", "threads"}
     of_full = {*everywhere, "gradient_checkpointing", "ranks"}
     of_lora = {*everywhere, "turns", "most", "adapter_index"}
-    assert runtime == {"lora": of_lora, "full": of_full, "merge": set(), "export": set()}
+    of_sample = {"base_name", "gpus"}
+    assert runtime == {"lora": of_lora, "full": of_full, "sample": of_sample, "merge": set(), "export": set()}
+
+
+def test_models_answer_beside_each_other_and_their_records_are_part_of_the_work(tmp_path):
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        _adapter(tmp_path / name)
+    (tmp_path / "two" / "training.json").write_text("{}")
+    folders = (str(tmp_path / "one"), str(tmp_path / "two"))
+    args = compiled("sample", adapter=folders, prompts=("2+3=",), with_base=True).node("answer").args
+    assert args["names"] == ("adapter-1", "adapter-2", "base")
+    assert args["adapters"] == folders
+    files = [os.path.relpath(one, tmp_path) for one in args["adapter_files"]]
+    weights = ["adapter_config.json", "adapter_model.safetensors"]
+    assert files == [*(f"one/{one}" for one in weights), *(f"two/{one}" for one in weights), "two/training.json"]
+    assert compiled("sample", prompts=("x",)).node("answer").args["names"] == ("base",)
+
+
+@pytest.mark.parametrize(
+    ("given", "where", "message"),
+    [
+        ({"prompts": ()}, "prompts", "no prompts"),
+        ({"adapter": ("gone",)}, "adapter", "folder not found: gone"),
+        ({"names": ("a",)}, "names", "0 adapters need as many different names"),
+        ({"base": "nowhere"}, "base", "folder not found: nowhere"),
+    ],
+)
+def test_faults_of_prompts_and_models_are_told_before_anything_runs(given, where, message):
+    assert message in faults_of("sample", **{"prompts": ("x",), **given})[where]
 
 
 def test_places_are_meant_from_where_the_user_is(monkeypatch, tmp_path):
@@ -427,7 +457,13 @@ def test_every_argument_says_what_it_is_for_and_stages_and_kinds_are_listed():
         assert all(spec.help for spec in recipe.args.specs.values()), recipe.name
     plans = [compiled(name, samples=samples) for name in ("lora", "full") for samples in ((), ("x",))]
     used = {node.stage for plan in plans for node in plan.nodes}
-    others = {"language/merge_weights", "language/export_adapter", "language/export_model", "language/tokenise_tables"}
+    others = {
+        "language/answer",
+        "language/export_adapter",
+        "language/export_model",
+        "language/merge_weights",
+        "language/tokenise_tables",
+    }
     assert used == {stage for stage in COOKBOOK.stages if stage.name not in others}
     kinds = {stage.output for stage in COOKBOOK.stages} | {port.kind for stage in used for port in stage.ports}
     assert kinds == set(COOKBOOK.kinds)
@@ -472,6 +508,17 @@ def test_what_is_not_installed_is_told_with_the_extra_that_brings_it(monkeypatch
     assert missing.hint == f"{sys.executable} -m pip install 'stoker[language]'"
 
 
+def _adapter(folder: Path) -> None:
+    """Write a fresh adapter over the bundled base."""
+    from stoker.cookbooks.language.compute.banks import AdapterSpec, fresh_adapter
+    from stoker.cookbooks.language.compute.frozen_base import shape_of
+    from stoker.cookbooks.language.peft import write_adapter
+
+    shape = shape_of(jsontext.loads((bundled_base("tiny") / "config.json").read_text()))
+    spec = AdapterSpec(rank=4, alpha=8.0, targets=("q_proj",))
+    write_adapter(folder, spec, fresh_adapter(shape, spec).weights, base_name="tiny")
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -484,13 +531,9 @@ def test_what_is_not_installed_is_told_with_the_extra_that_brings_it(monkeypatch
     ],
 )
 def test_an_adapter_that_can_not_be_merged_is_refused_before_anything_runs(tmp_path, change, message):
-    from stoker.cookbooks.language.compute.banks import AdapterSpec, fresh_adapter
-    from stoker.cookbooks.language.compute.frozen_base import shape_of
-    from stoker.cookbooks.language.peft import CONFIG, write_adapter
+    from stoker.cookbooks.language.peft import CONFIG
 
-    shape = shape_of(jsontext.loads((bundled_base("tiny") / "config.json").read_text()))
-    spec = AdapterSpec(rank=4, alpha=8.0, targets=("q_proj",))
-    write_adapter(tmp_path, spec, fresh_adapter(shape, spec).weights, base_name="tiny")
+    _adapter(tmp_path)
     assert compiled("merge", adapter=str(tmp_path)).final == "merge_weights"
     config = jsontext.loads((tmp_path / CONFIG).read_text())
     (tmp_path / CONFIG).write_text(jsontext.dumps({**config, **change}))

@@ -18,7 +18,7 @@ END = 256
 
 
 def compiled(name: str, **given: Any) -> Plan:
-    recipe = getattr(recipes, name)
+    recipe = next(one for one in recipes.COOKBOOK.recipes if one.leaf == name)
     plan: Plan = recipe.compile(recipe.args.build(given, owner=recipe.name))
     return plan
 

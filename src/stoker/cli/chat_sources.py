@@ -1,0 +1,113 @@
+"""What `stoker chat` is told to answer with: adapters and models in folders, of jobs, or by the name of a base."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stoker.api.local_job import LocalJob
+from stoker.cli.context import CommandContext
+from stoker.cli.job_verbs import fetched
+from stoker.core.errors import BadInput, NotFound, StokerError, Usage
+from stoker.core.frozen import frozen
+from stoker.jobs.trials import is_sweep, read_trials, trial_numbered
+from stoker.store.results import lay_out
+
+if TYPE_CHECKING:
+    from stoker.api.fleet_job import FleetJob
+    from stoker.cookbooks.language.arguments import BaseDtype, BasePath
+    from stoker.core.job import JobSpec
+
+RESET = "/reset"
+"""The line that begins a new conversation."""
+_ADAPTER, _MODEL = "adapter_config.json", "config.json"
+_RECIPES = ("language/lora", "language/full", "language/merge")
+
+
+@frozen
+class ChatSource:
+    """An adapter or a model that was named, and what its job knows of its base."""
+
+    name: str
+    folder: Path
+    base: str = ""
+    base_dtype: BaseDtype = "auto"
+    path: BasePath = "auto"
+
+    @property
+    def is_adapter(self) -> bool:
+        return (self.folder / _ADAPTER).is_file()
+
+
+def all_found(call: CommandContext, given: dict[str, Any], scratch: Path) -> list[ChatSource]:
+    """Return what the names mean. Raises `Usage` for a whole model beside others, and a name that comes twice."""
+    names = given["names"]
+    found = [_found(call, name, given["at"], scratch / str(number)) for number, name in enumerate(names)]
+    whole = [one.name for one in found if not one.is_adapter]
+    if whole and (len(found) > 1 or given["base"] or given["over"]):
+        raise Usage(f"{whole[0]} is a whole model, no adapter over a base", hint=f"stoker chat {whole[0]}")
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise Usage(f"{twice[0]} is named twice", hint=f"stoker chat {' '.join(dict.fromkeys(names))}")
+    return found
+
+
+def _found(call: CommandContext, name: str, at: str | None, scratch: Path) -> ChatSource:
+    """Return what a name means: a folder, the result of a job, laid out in `scratch`, or a base by its name."""
+    from stoker.cookbooks.language.checks import find_base
+
+    path = Path(call.path(name))
+    if _is_model(path):
+        return ChatSource(name=name, folder=path)
+    try:
+        job = call.lookup.job(name, at)
+    except NotFound:
+        with suppress(StokerError):
+            return ChatSource(name=name, folder=find_base(name).folder)
+        raise
+    spec = _spec_of(job)
+    if spec.recipe not in _RECIPES:
+        hint = f"use a result of {', '.join(_RECIPES)}, or a folder"
+        raise BadInput(f"{name} is a job of {spec.recipe}, not of a language model", hint=hint)
+    parts = [part for one in job.results().found for part in fetched(call, one)]
+    lay_out(call.parts.store, parts, str(scratch))
+    folder = next((one for one in (scratch, *sorted(scratch.iterdir())) if _is_model(one)), None)
+    if folder is None:
+        raise NotFound(f"{name} has no model among its results", hint=f"stoker jobs show {job.ref}")
+    base = str(spec.args.get("base", ""))
+    there = os.path.join(spec.folder, os.path.expanduser(base))
+    return ChatSource(
+        name=name,
+        folder=folder,
+        base=there if base and os.path.isdir(there) else base,
+        base_dtype=spec.args.get("base_dtype", "auto"),
+        path=spec.args.get("path", "auto"),
+    )
+
+
+def _spec_of(job: LocalJob | FleetJob) -> JobSpec:
+    """Return what runs, or the spec of the trial that is meant. Raises `Usage` if a sweep is."""
+    if not isinstance(job, LocalJob):
+        points = job.points() if job.is_sweep else ()
+        if len(points) > 1:
+            raise Usage(f"{job.ref} is a sweep of {len(points):,} trials", hint=f"stoker chat {points[0].name}")
+        return job.spec
+    trials = read_trials(job.folder)
+    if job.stage:
+        return trial_numbered(trials, job.stage, job.spec.name).spec
+    if is_sweep(trials):
+        hint = f"one or several of them: stoker chat {job.ref}/1; the best: stoker compare {job.ref}"
+        raise Usage(f"{job.ref} is a sweep of {len(trials):,} trials", hint=hint)
+    return job.spec
+
+
+def _is_model(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (_ADAPTER, _MODEL))
+
+
+def named_base(source: ChatSource) -> object:
+    """Return what an adapter's files say of its base; anything may stand there."""
+    from stoker.cookbooks.language.peft import read_config
+
+    return read_config(source.folder).get("base_model_name_or_path")
