@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from stoker.cookbooks.language.arguments import BaseDtype
-from stoker.cookbooks.language.compute.base_path import leads_elsewhere, unlike_weights
-from stoker.cookbooks.language.compute.frozen_base import EMBEDDING, module_name, shape_of, unlike
+from stoker.cookbooks.language.compute.base_path import block_norms, leads_elsewhere, unlike_weights
+from stoker.cookbooks.language.compute.frozen_base import EMBEDDING, HEAD, module_name, shape_of, unlike
 from stoker.cookbooks.language.compute.general_shape import Sizes, causal_families, general_shape
 from stoker.cookbooks.language.compute.matrices import AdaptedMatrix, adaptable
 from stoker.cookbooks.language.saved_quantisation import is_quantised, matrix_faults, saved_as, without_parts
@@ -29,6 +29,7 @@ from stoker.store.weight_files.safetensors import (
     INDEX,
     SHARD_BYTES,
     SINGLE,
+    are_equal,
     pinch,
     read_header,
     read_index,
@@ -57,6 +58,8 @@ _TOKENIZER_FILES = (
 _OTHER_FILES = ("generation_config.json",)
 SMALL_FILES: Final = ("*.json", "*.jinja", "*.model", "*.txt")
 """The files of a base that are downloaded before its weights, and may already show that it is unusable."""
+_EMBEDDINGS = ("embed_tokens.weight", "wte.weight")
+"""Ends of the names of embeddings that a head may be tied to."""
 _READABLE = ("F32", "F16", "BF16")
 _SHOWN = 3
 _WANTED = f"use another base: {CONFIG} of a causal language model, a tokenizer.json, weights as safetensors"
@@ -282,13 +285,14 @@ def _is_causal(config: Mapping[str, Any], faults: list[str]) -> bool:
 def _with_weights(outline: Outline, folder: Path, headers: Mapping[str, Header], faults: list[str]) -> Outline:
     """Check the weights; return what is known with them."""
     tensors = {name: one for header in headers.values() for name, one in header.tensors.items()}
+    files = {name: folder / file for file, header in headers.items() for name in header.tensors}
+    faults += _two_heads(outline, tensors, files)
     if outline.differs:
         sizes: Sizes = {name: one.shape for name, one in tensors.items()}
         shape = general_shape(outline.config, sizes)
         faults += _unreadable((name for name in tensors if name.endswith(".weight")), tensors)
         return changed(outline, shape=shape.model, matrices=shape.matrices)
-    files = {name: file for file, header in headers.items() for name in header.tensors}
-    faults += _misfits(outline, tensors, lambda name: read_tensor(folder / files[name], tensors[name]))
+    faults += _misfits(outline, tensors, lambda name: read_tensor(files[name], tensors[name]))
     return changed(outline, differs=unlike_weights(without_parts(tensors), outline.shape))
 
 
@@ -360,12 +364,30 @@ def _unreadable(names: Iterable[str], there: Mapping[str, TensorEntry]) -> Itera
         yield f"its weights are {', '.join(packed)}; supported: {', '.join(_READABLE)}"
 
 
+def _two_heads(outline: Outline, there: Mapping[str, TensorEntry], files: Mapping[str, Path]) -> Iterator[str]:
+    """Report an embedding and a head that are tied, but saved twice with different values."""
+    # The defaults of other families than those of the fast path are not known.
+    is_tied = outline.config.get("tie_word_embeddings") is True if outline.differs else outline.shape.is_tied
+    embedding = next((name for name in there if name.endswith(_EMBEDDINGS)), None)
+    if is_tied and HEAD in there and embedding is not None:
+        sides = ((files[name], there[name]) for name in (embedding, HEAD))
+        if not are_equal(*sides):
+            yield f"{HEAD} and {embedding} differ, but {CONFIG} ties them (tie_word_embeddings)"
+
+
 def _wanted(shape: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield EMBEDDING, (shape.vocabulary, shape.hidden)
     for layer in range(shape.layers):
         for linear in shape.linears:
-            yield f"{module_name(layer, linear.name)}.weight", (linear.outputs, linear.inputs)
+            name = module_name(layer, linear.name)
+            yield f"{name}.weight", (linear.outputs, linear.inputs)
+            if linear.has_bias:
+                yield f"{name}.bias", (linear.outputs,)
+        for norm, size in block_norms(shape).items():
+            yield f"model.layers.{layer}.{norm}.weight", (size,)
     yield "model.norm.weight", (shape.hidden,)
+    if not shape.is_tied:
+        yield HEAD, (shape.vocabulary, shape.hidden)
 
 
 def _some(names: list[str], between: str = ", ") -> str:

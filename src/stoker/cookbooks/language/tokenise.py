@@ -11,6 +11,7 @@ from stoker.authoring import InputPath, StageContext, StageInputError, arg, stag
 from stoker.cookbooks.language.arguments import BaseArgs, Layout, SourceArgs
 from stoker.cookbooks.language.bundled import DataName
 from stoker.cookbooks.language.kinds import Examples
+from stoker.store.weight_files.headers import read_foreign_json
 
 if TYPE_CHECKING:
     from stoker.cookbooks.language.examples import ExampleFacts
@@ -46,8 +47,34 @@ def data_args(sources: Sequence[SourceArgs]) -> dict[str, Any]:
 
 
 def look_through(args: TokeniseArgs) -> None:
-    """Read files of examples to their ends. Raises `StageInputError` with every invalid line, or if all are empty."""
+    """Read the tokenizer, and files of examples to their ends.
+
+    Raises `StageInputError` with every invalid line, if all are empty, or if the tokenizer is not that of the base.
+    """
+    _refuse_larger_tokenizer(args)
     _lines_in(args, lambda: None)
+
+
+def _refuse_larger_tokenizer(args: TokeniseArgs) -> None:
+    """Refuse a tokenizer.json with more ordinary tokens than the base has in its vocabulary.
+
+    Tokens that were added to one later may be unused; they are refused where they occur.
+    """
+    try:
+        said = read_foreign_json(Path(args.base, "tokenizer.json"))
+        vocabulary = said["model"]["vocab"]
+        ids = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
+        added = {one["id"] for one in said.get("added_tokens", ())}
+        tokens = 1 + max(one for one in ids if one not in added)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        # There may be another kind of tokenizer; a damaged one is reported by the library that opens it.
+        return
+    if args.vocabulary is not None and tokens > args.vocabulary:
+        raise StageInputError(
+            f"the tokenizer of {args.base_name or Path(args.base).name} has {tokens:,} tokens; the model's vocabulary "
+            f"has {args.vocabulary:,}",
+            hint="use the tokenizer and the config.json that belong to these weights",
+        )
 
 
 def _lines_in(args: TokeniseArgs, check: Callable[[], None]) -> int:
@@ -95,6 +122,7 @@ def _tokenised(job: StageContext, args: TokeniseArgs) -> Examples:
     if not sources:
         raise StageInputError("neither a file nor bundled data", hint="data=FILE.jsonl")
     # Faults are reported before libraries are imported, which takes longer than reading the files twice.
+    _refuse_larger_tokenizer(args)
     total = _lines_in(args, job.check)
     from stoker.cookbooks.language.quick_tokenizer import quick_tokenizer
     from stoker.cookbooks.language.tokens import ExampleTokeniser, TokeniseOptions

@@ -29,6 +29,7 @@ _WIDTHS = {
 _MOST_AXES = 64
 _LARGEST = 2**63 - 1
 _PINCH_BYTES = 1024
+_READ_BYTES = 2**22
 
 
 def read_header(path: Path) -> Header:
@@ -53,6 +54,23 @@ def read_tensor(path: Path, entry: TensorEntry) -> bytes:
     with path.open("rb") as file:
         file.seek(entry.begin)
         return file.read(entry.end - entry.begin)
+
+
+def are_equal(one: tuple[Path, TensorEntry], other: tuple[Path, TensorEntry]) -> bool:
+    """Return True if two tensors, each with its file, have the same bytes."""
+    (path, entry), (other_path, other_entry) = one, other
+    left = entry.end - entry.begin
+    if entry.dtype != other_entry.dtype or left != other_entry.end - other_entry.begin:
+        return False
+    with path.open("rb") as file, other_path.open("rb") as other_file:
+        file.seek(entry.begin)
+        other_file.seek(other_entry.begin)
+        while left > 0:
+            part = file.read(min(left, _READ_BYTES))
+            if not part or part != other_file.read(len(part)):
+                return False
+            left -= len(part)
+    return True
 
 
 def pinch(path: Path, header: Header) -> list[bytes]:

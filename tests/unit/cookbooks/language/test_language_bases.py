@@ -10,9 +10,11 @@ import struct
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from stoker.cookbooks.language import bases, bundled
@@ -432,6 +434,49 @@ def test_a_config_that_names_code_other_weights_or_absurd_sizes_is_refused(base,
     message = _why(base)
     assert words in message
     assert len(message) < 500
+
+
+def _rewrite(folder: Path, change: Callable[[dict[str, np.ndarray]], object]) -> None:
+    from safetensors.numpy import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma"])
+def test_tied_weights_that_are_saved_twice_must_be_equal(tmp_path, family):
+    base = write_base(tmp_path / "base", TinyShape(is_tied=True))
+    embedding = "model.embed_tokens.weight"
+    _rewrite(base, lambda weights: weights.update({"lm_head.weight": weights[embedding].copy()}))
+    _say(base, model_type=family, architectures=[f"{family.title()}ForCausalLM"])
+    assert not find_base(str(base)).differs.startswith("no block")
+
+    def differ(weights: dict[str, np.ndarray]) -> None:
+        weights["lm_head.weight"][-1, -1] += 1
+
+    _rewrite(base, differ)
+    assert _why(base).endswith(
+        f"lm_head.weight and {embedding} differ, but config.json ties them (tie_word_embeddings)"
+    )
+    _say(base, tie_word_embeddings=False)
+    assert find_base(str(base)).name == "base"
+
+
+@pytest.mark.parametrize(
+    "missing",
+    ["lm_head.weight", "model.layers.1.input_layernorm.weight", "model.layers.0.self_attn.k_proj.bias"],
+)
+def test_no_weight_that_the_config_states_may_be_missing(tmp_path, missing):
+    base = write_base(tmp_path / "base", TinyShape(family="qwen2"))
+    assert find_base(str(base)).family == "qwen2"
+    _rewrite(base, lambda weights: weights.pop(missing))
+    assert _why(base) == f"base can't be trained: it has no {missing}"
+
+
+def test_weights_without_the_biases_of_their_family_are_refused(base):
+    _say(base, model_type="qwen2", architectures=["Qwen2ForCausalLM"])
+    assert "it has no model.layers.0.self_attn.q_proj.bias" in _why(base)
 
 
 def test_an_adapter_beside_the_weights_is_refused_and_never_loaded(base):

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -322,6 +323,21 @@ def test_faults_of_all_files_are_told_together(tmp_path):
     assert caught.value.message.split("\n")[0] == "2 invalid lines in 2 files:"
     assert "\none.jsonl:1: invalid JSON" in caught.value.message
     assert "\ntwo.csv:2: it has 1 values" in caught.value.message
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused_before_texts_are_read(tmp_path):
+    base = bundled_base("tiny")
+    args = TokeniseArgs(
+        base=InputPath(str(base)),
+        base_files=(),
+        base_name="tiny",
+        vocabulary=200,
+        sources=(source(tmp_path / "gone.jsonl"),),
+    )
+    with pytest.raises(StageInputError, match=r"tokenizer of tiny has 256 tokens; the model's vocabulary has 200"):
+        look_through(args)
+    added = written(tmp_path / "a.jsonl", '{"text": "a"}\n')
+    look_through(replace(args, vocabulary=256, sources=(source(added),)))
 
 
 def test_sources_in_a_list_are_checked_all_at_once(tmp_path):

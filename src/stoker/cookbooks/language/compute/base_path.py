@@ -22,7 +22,6 @@ from stoker.store.weight_files.headers import read_foreign_json, shown, unreadab
 from stoker.store.weight_files.safetensors import INDEX, SINGLE, read_header, read_index
 
 _IN_BLOCK = re.compile(r"model\.layers\.\d+\.(.+)")
-_NORMS = frozenset({"input_layernorm", "post_attention_layernorm"})
 _UNUSED = frozenset({"inv_freq"})
 """Tensors that old checkpoints have and no block reads."""
 _ADAPTER = "adapter_config.json"
@@ -97,8 +96,14 @@ def _is_used(part: str, shape: ModelShape) -> bool:
     of_matrix = next((one for one in shape.linears if name.endswith(f".{one.name}")), None)
     if kind == "bias":
         return of_matrix is not None and of_matrix.has_bias
-    norms = {"self_attn.q_norm", "self_attn.k_norm"} if shape.has_head_norms else set()
-    return of_matrix is not None or name in _NORMS | norms or kind in _UNUSED
+    return of_matrix is not None or name in block_norms(shape) or kind in _UNUSED
+
+
+def block_norms(shape: ModelShape) -> dict[str, int]:
+    """Return the norms of one block of the fast path, each with its size."""
+    whole = dict.fromkeys(("input_layernorm", "post_attention_layernorm"), shape.hidden)
+    heads = ("self_attn.q_norm", "self_attn.k_norm") if shape.has_head_norms else ()
+    return whole | dict.fromkeys(heads, shape.head_dim)
 
 
 def weight_sizes(folder: Path) -> Sizes:

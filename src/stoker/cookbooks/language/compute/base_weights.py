@@ -301,7 +301,6 @@ def assemble(
     """Return a base of such weights."""
     hidden, vocabulary = shape.hidden, shape.vocabulary
     embedding = files.read(EMBEDDING, vocabulary, hidden)
-    is_tied = shape.model.is_tied or not files.has(HEAD)
     numbers = range(shape.layers)
     layers: Sequence[LayerWeights] | QuantisedLayers
     if base_dtype != "auto":
@@ -316,7 +315,7 @@ def assemble(
         embedding=embedding,
         layers=layers,
         norm=files.read("model.norm.weight", hidden),
-        head=embedding if is_tied else files.read(HEAD, vocabulary, hidden),
+        head=embedding if shape.model.is_tied else files.read(HEAD, vocabulary, hidden),
     )
 
 
