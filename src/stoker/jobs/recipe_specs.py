@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from stoker.config.sweep import label_of, points
 from stoker.core.digests import digest_value
-from stoker.core.errors import BadInput, Diagnostic, InvalidArgs, InvalidInput, StokerError
+from stoker.core.errors import Diagnostic, InvalidArgs, InvalidInput, StokerError
 from stoker.core.frozen import changed, fields_of, fresh, frozen
 from stoker.core.job import JobIds, JobInput, JobSpec
 from stoker.core.machine import Requirements
@@ -17,7 +17,7 @@ from stoker.engine.recipe import Recipe
 from stoker.engine.stage import SharedBase
 from stoker.jobs.builder import JobBuilder
 from stoker.jobs.manifest_checks import CheckedJob, RecipeForm
-from stoker.jobs.pack.attempt_inputs import places_of, without_runtime
+from stoker.jobs.pack.attempt_inputs import is_input, places_of, without_runtime
 from stoker.jobs.pack.data_inputs import DataInput, DataInputs
 from stoker.jobs.requirements import PlanShape, PlanShapes, required_of_entry
 from stoker.protocol.job_checks import is_found_at
@@ -34,29 +34,23 @@ class HubInputs:
     it, else with the argument's default in its place.
     """
 
-    found: Mapping[str, DataInput] = fresh(factory=dict)
-    """By argument."""
+    found: Mapping[str, Mapping[str, DataInput]] = fresh(factory=dict)
+    """By argument, and by the text that names a repository: a list may name several."""
     planned: Mapping[str, Any] = fresh(factory=dict)
     """What the plan is made with."""
     measured: Mapping[str, Any] = fresh(factory=dict)
     """What the recipe is asked with how large it is."""
-
-    @property
-    def inputs(self) -> tuple[JobInput, ...]:
-        return tuple(one.body for one in self.found.values())
+    beside: frozenset[str] = frozenset()
+    """Paths in lists for which the plan is made with something else: it reads none of them."""
 
     @property
     def stand_ins(self) -> frozenset[str]:
         """Arguments for which the plan is made with something else."""
         return frozenset(name for name in self.found if self.planned[name] != self.measured[name])
 
-    def identity(self) -> dict[str, Any]:
-        """Return what of them belongs to a job's id."""
-        return {name: {"content": one.digest} for name, one in self.found.items()}
-
     def named(self, shared: SharedBase | None) -> SharedBase | None:
         """Return what a job shares under a word of its own where only one file of the base was seen."""
-        unseen = [one.digest for name, one in self.found.items() if name in self.stand_ins]
+        unseen = [one.digest for name in self.stand_ins for one in self.found[name].values() if not one.is_data_set]
         if shared is None or not unseen:
             return shared
         return changed(shared, share_key=digest_value("base of the hub", [*unseen, shared.share_key])[:32])
@@ -75,24 +69,34 @@ class HubArguments:
 
     def of(self, form: RecipeForm, args: Mapping[str, Any], given: tuple[str, ...]) -> HubInputs:
         """Return what the arguments of a job name that is elsewhere. Raises `StokerError`."""
-        found: dict[str, DataInput] = {}
+        found: dict[str, dict[str, DataInput]] = {}
         planned: dict[str, Any] = {}
         measured: dict[str, Any] = {}
-        for name, file in form.recipe.brings.items():
-            text = args.get(name)
-            kind, _, file = file.rpartition("/")  # noqa: PLW2901 - its prefix marks a data set
-            one = None
-            if name in given and isinstance(text, str):
-                one = self._inputs.repository(f"arg:{name}", text, kind)
-            for inner in texts_in(form.recipe, name, text) if isinstance(text, list | tuple) else ():
-                if self._inputs.repository(f"arg:{name}", inner, kind) is not None:
-                    message = f"{name}: {inner} is in a list: machines of the fleet fetch one repository only"
-                    raise BadInput(message, hint=f"{name}={inner} alone, or files")
-            if one is not None:
-                found[name] = one
-                measured[name], is_whole = self._folder(one.body, file)
-                planned[name] = measured[name] if is_whole else form.base.get(name, text)
-        return HubInputs(found=found, planned=planned, measured=measured) if found else _NOTHING
+        beside: list[str] = []
+        for name in (one for one in form.recipe.brings if one in given):
+            # Its prefix marks a data set.
+            kind, _, file = form.recipe.brings[name].rpartition("/")
+            value = args.get(name)
+            texts = [value] if isinstance(value, str) else texts_in(form.recipe, name, value) if value else []
+            named = {text: self._inputs.repository(f"arg:{name}", text, kind) for text in texts}
+            repositories = {text: one for text, one in named.items() if one is not None}
+            if not repositories:
+                continue
+            found[name] = repositories
+            places = {text: self._folder(one.body, file) for text, one in repositories.items()}
+            if isinstance(value, str):
+                measured[name] = places[value][0]
+            else:
+                folders = {text: folder for text, (folder, _) in places.items()}
+                measured[name] = _with_folders(form.recipe, name, value, folders)
+            if all(is_whole for _, is_whole in places.values()):
+                planned[name] = measured[name]
+            else:
+                planned[name] = form.base.get(name, value)
+                beside += filter(os.path.isabs, texts)
+        if not found:
+            return _NOTHING
+        return HubInputs(found=found, planned=planned, measured=measured, beside=frozenset(beside))
 
     def _folder(self, body: JobInput, file: str) -> tuple[str, bool]:
         """Return where this machine has that file of a repository, and whether all others are there, too."""
@@ -115,6 +119,10 @@ def texts_in(recipe: Recipe, name: str, value: Any) -> list[str]:
 
     recipe.args.specs[name].type.with_paths(value, keep)
     return found
+
+
+def _with_folders(recipe: Recipe, name: str, value: Any, folders: Mapping[str, str]) -> Any:
+    return recipe.args.specs[name].type.with_paths(value, lambda text: folders.get(text, text))
 
 
 def names_of(form: RecipeForm, args: Mapping[str, Any], brought: HubInputs) -> dict[str, str]:
@@ -214,9 +222,8 @@ class RecipeSpecBuilder:
                     note(fault)
                 return None
             _restore_texts(form.recipe, values, args, template.given, shape)
-            own = {**self._identity(template, values, args, shape), **brought.identity()}
-            inputs = self._inputs_of(form.recipe, args, template.given, shape) if shape.files else ()
-            inputs += brought.inputs
+            own = self._identity(template, values, args, shape, brought)
+            inputs = self._inputs_of(form.recipe, args, template.given, shape, brought)
             args |= names_of(form, args, brought)
             shared_base = brought.named(self._builder.shared_by(form.recipe, {**args, **brought.measured}))
         except InvalidArgs as error:
@@ -284,7 +291,12 @@ class RecipeSpecBuilder:
         return args
 
     def _identity(
-        self, template: RecipeJobTemplate, values: Mapping[str, Any], args: Mapping[str, Any], shape: PlanShape
+        self,
+        template: RecipeJobTemplate,
+        values: Mapping[str, Any],
+        args: Mapping[str, Any],
+        shape: PlanShape,
+        brought: HubInputs,
     ) -> dict[str, Any]:
         """Return what of a job's own arguments belongs to its id; a text that names a file it reads is that file."""
         form = template.form
@@ -296,23 +308,38 @@ class RecipeSpecBuilder:
                 own[name] = values[name]
                 if args[name] in shape.files:
                     own[name] = {"content": self._builder.digest(args[name])}
-        if shape.files:
-            own = {name: self._digested(value, shape.files) for name, value in own.items()}
+        if files := shape.files | brought.beside:
+            own = {name: _with_contents(value, lambda text: self._digest(text, files)) for name, value in own.items()}
+        for name, repositories in brought.found.items():
+            own[name] = _with_contents(own[name], {text: one.digest for text, one in repositories.items()}.get)
         return own
 
     def _inputs_of(
-        self, recipe: Recipe, args: Mapping[str, Any], given: tuple[str, ...], shape: PlanShape
+        self, recipe: Recipe, args: Mapping[str, Any], given: tuple[str, ...], shape: PlanShape, brought: HubInputs
     ) -> tuple[JobInput, ...]:
-        """Return the files and folders among a job's own arguments: they go where it goes."""
+        """Return the files and folders among a job's own arguments, which go where it goes, and its repositories."""
+        files = shape.files | brought.beside
+        if not files and not brought.found:
+            return ()
         own = {name: args[name] for name in given}
         found = dict(places_of(recipe, own))
         # A text that a stage reads as a file is one.
         found |= {f"arg:{name}": value for name, value in own.items() if type(value) is str and value in shape.files}
         for name, value in own.items():
             if type(value) in (list, tuple, dict):
-                paths = filter(os.path.isabs, texts_in(recipe, name, value))
-                found |= {f"arg:{name}.{number}": path for number, path in enumerate(paths)}
-        return tuple(self._inputs.at(where, path).body for where, path in found.items() if path in shape.files)
+                there = brought.found.get(name, {})
+                texts = (one for one in texts_in(recipe, name, value) if is_input(one, there))
+                found |= {f"arg:{name}.{number}": text for number, text in enumerate(texts)}
+            elif name in brought.found:
+                found[f"arg:{name}"] = value
+        inputs = []
+        for where, text in found.items():
+            repository = brought.found.get(where.removeprefix("arg:").partition(".")[0], {}).get(text)
+            if repository is not None:
+                inputs.append(changed(repository.body, where=where))
+            elif text in files:
+                inputs.append(self._inputs.at(where, text).body)
+        return tuple(inputs)
 
     def _ids_of(self, template: RecipeJobTemplate) -> JobIds:
         """Return what makes the ids of such jobs."""
@@ -338,14 +365,8 @@ class RecipeSpecBuilder:
             self._identities[form.name] = form.base_identity()
         return self._identities[form.name]
 
-    def _digested(self, value: Any, files: frozenset[str]) -> Any:
-        if type(value) is str:
-            return {"content": self._builder.digest(value)} if value in files else value
-        if type(value) in (list, tuple):
-            return [self._digested(item, files) for item in value]
-        if type(value) is dict:
-            return {key: self._digested(item, files) for key, item in value.items()}
-        return value
+    def _digest(self, text: str, files: frozenset[str]) -> str | None:
+        return self._builder.digest(text) if text in files else None
 
     def _found_path(self, text: str) -> str:
         """Return the whole path of a text that looks like a path and is one; else the text."""
@@ -359,6 +380,18 @@ class RecipeSpecBuilder:
             is_there = may_read(path, self._builder.readable) and os.path.exists(path)
             self._whole[text] = path if is_there else text
         return self._whole[text]
+
+
+def _with_contents(value: Any, digest_of: Callable[[str], str | None]) -> Any:
+    """Return a value with the content in place of each text that has a digest."""
+    if type(value) is str:
+        digest = digest_of(value)
+        return value if digest is None else {"content": digest}
+    if type(value) in (list, tuple):
+        return [_with_contents(item, digest_of) for item in value]
+    if type(value) is dict:
+        return {key: _with_contents(item, digest_of) for key, item in value.items()}
+    return value
 
 
 def _restore_texts(

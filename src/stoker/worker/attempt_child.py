@@ -39,7 +39,7 @@ def build_assignment(builder: JobBuilder, assignment: Assignment) -> JobBuild:
             hint="install the same version of its cookbook everywhere",
         )
     check_found(recipe, spec)
-    args = with_inputs(recipe, _args_here(recipe, assignment), assignment.paths)
+    args = with_inputs(recipe, _args_here(recipe, assignment), assignment.paths, spec.identity)
     _check_contents(builder, spec, args)
     if assignment.run_as and recipe.name != RECIPE and args.get(CHECKPOINTS):
         # A stage runs as the worker's user, and a job's owner may not choose where that writes.

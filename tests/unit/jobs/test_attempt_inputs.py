@@ -10,7 +10,7 @@ ARGS = {"argv": ("python", "a.py"), "inputs": ("/desk/a", "/desk/b"), "data": {"
 
 
 def test_variables_and_declared_inputs_get_this_machines_paths():
-    made = with_inputs(COMMAND, ARGS, {"env:DATA": "/lab/set", "env:MORE": "/lab/more", "arg:inputs.1": "/lab/b"})
+    made = with_inputs(COMMAND, ARGS, {"env:DATA": "/lab/set", "env:MORE": "/lab/more", "arg:inputs.1": "/lab/b"}, {})
     assert made["data"] == {"DATA": "/lab/set", "MORE": "/lab/more"}
     assert list(made["inputs"]) == ["/desk/a", "/lab/b"]
     assert made["argv"] == ARGS["argv"]
@@ -25,4 +25,4 @@ def test_places_are_named_as_they_are_put_in():
 
 
 def test_a_plain_argument_is_replaced_as_a_whole():
-    assert with_inputs(COMMAND, {"python": "a"}, {"arg:python": "/lab/python"})["python"] == "/lab/python"
+    assert with_inputs(COMMAND, {"python": "a"}, {"arg:python": "/lab/python"}, {})["python"] == "/lab/python"

@@ -211,7 +211,8 @@ class Hub:
 
     def find(self, text: str) -> FoundRepository:
         self.asked.append(text)
-        return FoundRepository(repo="org/name", commit=COMMIT, files=2, size_bytes=1000)
+        kind = "datasets/" if text.startswith("datasets/") else ""
+        return FoundRepository(repo=f"{kind}org/name", commit=COMMIT, files=2, size_bytes=1000)
 
     def find_file(self, repo: str, name: str) -> str:
         self.asked.append(f"{repo} {name}")
@@ -265,18 +266,21 @@ def test_what_this_machine_has_no_room_for_may_be_submitted(office: Office) -> N
     assert PlanShapes(builder, CodeIdentity(str(office.folder / "code.json"))).of(lora, values, ()).faults == ()
 
 
+def _language(office: Office) -> Catalogue:
+    source = CookbookSource(name="language", value="stoker.cookbooks.language:COOKBOOK")
+    return Catalogue(str(office.folder / "language.json"), [source])
+
+
 def test_sources_in_a_list_and_folders_go_where_the_job_goes(office: Office) -> None:
     for name in ("set/train.jsonl", "one.jsonl"):
         (office.folder / name).parent.mkdir(exist_ok=True)
         (office.folder / name).write_text('{"text": "x"}\n')
-    source = CookbookSource(name="language", value="stoker.cookbooks.language:COOKBOOK")
-    catalogue = Catalogue(str(office.folder / "language.json"), [source])
+    catalogue = _language(office)
     code = CodeIdentity(str(office.folder / "code.json"))
 
     def submitted(data: str) -> JobSpec:
-        builder = changed(Hub(office).builder(office), catalogue=catalogue) if "org/" in data else office.builder
         request = JobRequest(target="language/lora", overrides=(data, "gpus=0"))
-        (job,) = prepare(request, builder=changed(builder, catalogue=catalogue), code=code).jobs
+        (job,) = prepare(request, builder=changed(office.builder, catalogue=catalogue), code=code).jobs
         assert identity_fault(job) == ""
         return job
 
@@ -287,11 +291,40 @@ def test_sources_in_a_list_and_folders_go_where_the_job_goes(office: Office) -> 
         "arg:data.1": (InputKind.FILE, str(office.folder / "one.jsonl")),
     }
     assert "content" in job.identity["data"][2]
-    there = with_inputs(lora, job.args, {"arg:data.0": "/there/set", "arg:data.1": "/there/one"})["data"]
+    there = with_inputs(lora, job.args, {"arg:data.0": "/there/set", "arg:data.1": "/there/one"}, job.identity)["data"]
     assert (there[0], there[1]["path"], there[2]) == ("sums", "/there/set", "/there/one")
     assert [one.where for one in submitted("data=./set").inputs] == ["arg:data"]
-    with pytest.raises(InvalidArgs, match="org/texts is in a list: machines of the fleet fetch one repository only"):
-        submitted("data=[sums,org/texts]")
+
+
+@pytest.mark.parametrize("is_here", [False, True])
+def test_data_sets_of_the_hub_in_a_list_are_fetched_by_each_machine(office: Office, is_here: bool) -> None:
+    (office.folder / "one.jsonl").write_text('{"text": "x"}\n')
+    hub = Hub(office)
+    builder = changed(hub.builder(office), catalogue=_language(office))
+    if is_here:
+        for name in ("README.md", "train.jsonl"):
+            (hub.snapshot / name).write_text('{"text": "y"}\n' if name == "train.jsonl" else "")
+    data = "data=[./one.jsonl,org/texts,{path: org/texts@v1, weight: 2},sums]"
+    request = JobRequest(target="language/lora", overrides=(data, "gpus=0"))
+    code = CodeIdentity(str(office.folder / "code.json"))
+    (job,) = prepare(request, builder=builder, code=code).jobs
+    assert identity_fault(job) == ""
+    repository = f"datasets/org/name@{COMMIT}"
+    assert [(one.where, one.kind, one.repo) for one in job.inputs] == [
+        ("arg:data.0", InputKind.FILE, ""),
+        ("arg:data.1", InputKind.REPO, repository),
+        ("arg:data.2", InputKind.REPO, repository),
+    ]
+    content = {"content": f"repo:{repository}"}
+    first, second, third, last = job.identity["data"]
+    assert first["content"].startswith("sha256:")
+    assert (second, third["path"], third["weight"], last) == (content, content, 2, "sums")
+    assert job.args["data"][1] == "org/texts"
+    paths = {f"arg:data.{number}": f"/there/{number}" for number in range(3)}
+    there = with_inputs(lora, job.args, paths, job.identity)["data"]
+    assert (there[0], there[1], there[2]["path"], there[3]) == ("/there/0", "/there/1", "/there/2", "sums")
+    other = changed(job, inputs=(job.inputs[0], changed(job.inputs[1], repo=f"org/other@{COMMIT}"), job.inputs[2]))
+    assert identity_fault(other) == "input arg:data differs from the content in the id"
 
 
 def test_an_argument_beyond_its_default_is_part_of_the_id(office: Office) -> None:

@@ -3,16 +3,17 @@
 env:DATA        a program's variable
 at:data/corpus  a path below a program's folder, where it is placed
 arg:data        an argument that is a path
-arg:inputs.1    of an argument that holds several paths, the second
+arg:inputs.1    of an argument that holds several paths, the second; repositories of the hub count, too
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from typing import Any
 
 from stoker.core.errors import BadInput
+from stoker.core.job import contents_of
 from stoker.engine.recipe import Recipe
 from stoker.protocol.job_checks import ARG, AT, ENV
 
@@ -20,8 +21,13 @@ DATA = "data"
 """The argument of programs that has their data: by variable, or by the path at which it is placed."""
 
 
-def with_inputs(recipe: Recipe, args: Mapping[str, Any], paths: Mapping[str, str]) -> dict[str, Any]:
-    """Return the arguments with this machine's paths. An argument without a local path stays unchanged."""
+def with_inputs(
+    recipe: Recipe, args: Mapping[str, Any], paths: Mapping[str, str], identity: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the arguments with this machine's paths. An argument without a local path stays unchanged.
+
+    `identity` is that of the job: what it has by content is an input.
+    """
     made = dict(args)
     data = {where.partition(":")[2]: path for where, path in paths.items() if where.startswith((ENV, AT))}
     if data:
@@ -29,8 +35,14 @@ def with_inputs(recipe: Recipe, args: Mapping[str, Any], paths: Mapping[str, str
     for name, value in args.items():
         own = {where: path for where, path in paths.items() if where.partition(".")[0] == f"{ARG}{name}"}
         if own:
-            made[name] = _with_own(recipe, name, value, own)
+            contents = {text for text, _ in contents_of(identity.get(name), value)}
+            made[name] = _with_own(recipe, name, value, own, contents)
     return made
+
+
+def is_input(text: str, contents: Container[str]) -> bool:
+    """Return True if a text inside an argument counts as an input: a whole path, or one that is known by content."""
+    return os.path.isabs(text) or text in contents
 
 
 def without_runtime(args: dict[str, Any], leaves: Sequence[str]) -> dict[str, Any]:
@@ -75,19 +87,19 @@ def places_of(recipe: Recipe, args: Mapping[str, Any]) -> Iterator[tuple[str, st
             yield from ((f"{ARG}{name}.{number}", path) for number, path in enumerate(found))
 
 
-def _with_own(recipe: Recipe, name: str, value: Any, own: Mapping[str, str]) -> Any:
+def _with_own(recipe: Recipe, name: str, value: Any, own: Mapping[str, str], contents: Container[str]) -> Any:
     if isinstance(value, str):
         return own.get(f"{ARG}{name}", value)
-    return recipe.args.specs[name].type.with_paths(value, _counted(f"{ARG}{name}", own))
+    return recipe.args.specs[name].type.with_paths(value, _counted(f"{ARG}{name}", own, contents))
 
 
-def _counted(prefix: str, own: Mapping[str, str]) -> Callable[[str], str]:
+def _counted(prefix: str, own: Mapping[str, str], contents: Container[str]) -> Callable[[str], str]:
     count = -1
 
     def change(path: str) -> str:
         nonlocal count
-        # A submitted path is whole; another text is a name.
-        if not os.path.isabs(path):
+        # A submitted path is whole; another text is a name, perhaps of a repository.
+        if not is_input(path, contents):
             return path
         count += 1
         return own.get(f"{prefix}.{count}", path)

@@ -40,6 +40,11 @@ class DataInput:
     shipment: Shipment | None = None
     """The tree to send; None if it is already elsewhere."""
 
+    @property
+    def is_data_set(self) -> bool:
+        """True if it is a data set of the hub."""
+        return self.body.repo.startswith("datasets/")
+
 
 class DataInputs:
     """Finds inputs, each once for all jobs."""
