@@ -42,6 +42,9 @@ MADE = "<!-- Made by tools/reference.py: change the code and run `make docs`. --
 SHIPPED = (
     CookbookSource(name="command", value="stoker.cookbooks.command:COOKBOOK"),
     CookbookSource(name="tabular", value="stoker.cookbooks.tabular:COOKBOOK"),
+    CookbookSource(name="sequence", value="stoker.cookbooks.sequence:COOKBOOK"),
+    CookbookSource(name="language", value="stoker.cookbooks.language:COOKBOOK"),
+    CookbookSource(name="crossval", value="stoker.crossval.cookbook:COOKBOOK"),
 )
 
 PROGRAM_LINE = "stoker run lr=1e-2,1e-3 -- python train.py --lr {lr}"

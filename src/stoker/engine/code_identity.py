@@ -31,7 +31,7 @@ from stoker.core.text import lazy_pattern
 from stoker.engine.stage import Stage
 from stoker.host.durable import SETTLED_NS, stamp_of, write_file
 from stoker.host.import_watch import ModuleSource, read_source
-from stoker.host.install import pip_install
+from stoker.host.install import OWN_EXTRAS, pip_install
 
 OWN = "(module)"
 """What a stage's own module goes by, whatever it is called: moving it changes nothing."""
@@ -414,6 +414,7 @@ def missing_of(stages: Sequence[Stage]) -> MissingExtra | None:
     first = next(iter(missing.values()))
     extra = first.partition("/")[0]
     is_ours = any(stage.name == first and stage.module.startswith("stoker.cookbooks.") for stage in stages)
-    hint = pip_install(f"stoker[{extra}]") if is_ours else pip_install(*sorted(missing))
+    extras = sorted({name if name in OWN_EXTRAS else extra for name in missing})
+    hint = pip_install(f"stoker[{','.join(extras)}]") if is_ours else pip_install(*sorted(missing))
     message = f"{first} needs {', '.join(sorted(missing))}: not installed"
     return MissingExtra(message, hint=hint, missing=sorted(missing))

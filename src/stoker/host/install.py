@@ -81,6 +81,9 @@ _EXTRA_OF = {
 }
 """The extra of pyproject.toml that installs each optional library of Stoker itself."""
 
+OWN_EXTRAS = frozenset({"bitsandbytes"})
+"""Libraries of some recipes of a cookbook only: the extra has the name of the library, not of the cookbook."""
+
 
 def missing_extra(error: ModuleNotFoundError) -> MissingExtra | None:
     """Return the error that names the extra to install; None if no extra of ours brings the missing module."""

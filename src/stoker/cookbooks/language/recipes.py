@@ -71,7 +71,7 @@ from stoker.cookbooks.language.report import report_full, report_full_samples, r
 from stoker.cookbooks.language.sample import sample, sample_model
 from stoker.cookbooks.language.sources import DataFinder
 from stoker.cookbooks.language.tokenise import TokeniseArgs, data_args, tokenise, tokenise_tables
-from stoker.cookbooks.language.train_full import train_full
+from stoker.cookbooks.language.train_full import train_full, train_full_8bit
 from stoker.cookbooks.language.train_lora import train_lora
 from stoker.core.errors import InsufficientDeviceMemory
 from stoker.core.frozen import changed, frozen
@@ -194,7 +194,8 @@ def full(args: FullRecipeArgs) -> Plan:
     )
     gpus = _gpus(args)
     needs = full_needs(whole, gpus=gpus)
-    model = _tokenised(FULL, args, wanted).then(train_full, settings, needs=needs)
+    trains = train_full_8bit if args.optimizer == "adamw8bit" else train_full
+    model = _tokenised(FULL, args, wanted).then(trains, settings, id=train_full.name.rpartition("/")[2], needs=needs)
     if not args.samples:
         return model.then(report_full).finish(keep=(model,))
     samples = model.then(sample_model, _samples(args, wanted), needs=sample_needs(base, wanted.load, gpus=gpus))
@@ -424,6 +425,7 @@ COOKBOOK: Final = Cookbook(
         tokenise_tables,
         train_lora,
         train_full,
+        train_full_8bit,
         sample,
         sample_model,
         answer,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from contextlib import nullcontext
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +12,7 @@ from stoker.cookbooks.language.arguments import FullArgs, device_of
 from stoker.cookbooks.language.kinds import Examples, LanguageModel
 from stoker.cookbooks.language.schemas import BaseFacts, write_training
 from stoker.core.clock import Clock, SystemClock
-from stoker.core.errors import MissingExtra
 from stoker.core.frozen import changed
-from stoker.host.install import pip_install
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,21 +20,32 @@ if TYPE_CHECKING:
     from stoker.cookbooks.language.full_module import TrainingRanks
 
 
-@stage(
-    "language/train_full",
-    version=2,
-    uses=("numpy", "safetensors", "torch", "transformers"),
-    diverges_on=("loss",),
-    retry=RetryPolicy(attempts=3, on=RetryOn.INTERRUPTED),
-)
+_LIBRARIES = ("numpy", "safetensors", "torch", "transformers")
+_RETRY = RetryPolicy(attempts=3, on=RetryOn.INTERRUPTED)
+
+
+@stage("language/train_full", version=2, uses=_LIBRARIES, diverges_on=("loss",), retry=_RETRY)
 def train_full(job: StageContext, examples: Examples, args: FullArgs) -> LanguageModel:
     """Train all weights, update by update."""
+    return _trained(job, examples, args)
+
+
+@stage(
+    "language/train_full_8bit",
+    version=1,
+    uses=("bitsandbytes", *_LIBRARIES),
+    diverges_on=("loss",),
+    retry=_RETRY,
+)
+def train_full_8bit(job: StageContext, examples: Examples, args: FullArgs) -> LanguageModel:
+    """Do the same with an optimiser that only bitsandbytes has."""
+    return _trained(job, examples, args)
+
+
+def _trained(job: StageContext, examples: Examples, args: FullArgs) -> LanguageModel:
     from stoker.cookbooks.language.full_module import TrainingRanks
     from stoker.cookbooks.language.shared.outputs import own_folder
 
-    if args.optimizer == "adamw8bit" and find_spec("bitsandbytes") is None:
-        hint = f"{pip_install('stoker[bitsandbytes]')}, or optimizer=adafactor"
-        raise MissingExtra("optimizer=adamw8bit needs bitsandbytes", hint=hint, extra="bitsandbytes")
     device, note = device_of(job.devices)
     ranks, clock = TrainingRanks.here(device), SystemClock()
     if note and ranks.is_first:

@@ -14,7 +14,8 @@ from stoker.cookbooks.language.bases import (
 from stoker.cookbooks.language.bundled import bundled_base
 from stoker.cookbooks.language.schemas import best_eval, read_metadata, read_training
 from stoker.core import jsontext
-from stoker.core.errors import Cancelled, MissingExtra, StageDiverged
+from stoker.core.errors import Cancelled, StageDiverged
+from stoker.engine.code_identity import missing_of
 from tests.later import imported_later
 from tests.unit.cookbooks.language.walked_language import compiled, examples, run_node
 
@@ -158,12 +159,14 @@ def test_texts_get_rows_of_their_own_where_a_family_mixes_those_of_one_row(tmp_p
     assert training["settings"]["packing"] is False
 
 
-def test_moments_in_eight_bits_need_a_library(tmp_path, monkeypatch):
-    monkeypatch.setattr("stoker.cookbooks.language.train_full.find_spec", lambda name: None)
-    plan = compiled("full", optimizer="adamw8bit", **SMALL)
-    with pytest.raises(MissingExtra) as caught:
-        run_node(plan, "train_full", tmp_path, examples=examples(tmp_path / "examples"))
-    assert caught.value.hint.startswith(f"{sys.executable} -m pip install 'stoker[bitsandbytes]'")
+def test_moments_in_eight_bits_need_a_library_that_is_missed_before_anything_runs(monkeypatch):
+    monkeypatch.setattr("stoker.engine.code_identity.version_of", lambda name: "" if name == "bitsandbytes" else "1")
+    monkeypatch.setattr("stoker.engine.code_identity._ABSENT", "")
+    missing = missing_of([compiled("full", optimizer="adamw8bit", **SMALL).node("train_full").stage])
+    assert missing is not None
+    assert str(missing) == "language/train_full_8bit needs bitsandbytes: not installed"
+    assert missing.hint == f"{sys.executable} -m pip install 'stoker[bitsandbytes]'"
+    assert missing_of([compiled("full", optimizer="adafactor", **SMALL).node("train_full").stage]) is None
 
 
 def test_a_family_that_is_not_estimated_block_by_block_asks_for_its_states(tmp_path):
