@@ -99,7 +99,12 @@ _FOUR_BIT = (("bitsandbytes",), ("accelerate",))
 _KEYS = ("device", "precision", "python", "threads", "env")
 _FINDS = ("HOME", "LD_LIBRARY_PATH", "LANG", "LC_ALL", "PATH", "TMPDIR", "TZ", "USER", "VIRTUAL_ENV", "XDG_CACHE_HOME")
 """Variables that find programs, libraries and folders."""
-_OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}
+_OFFLINE = {
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_OFFLINE": "1",
+    "TRANSFORMERS_OFFLINE": "1",
+    "USE_HUB_KERNELS": "0",
+}
 _THREADS = (
     "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "RAYON_NUM_THREADS",
     "RUST_TEST_THREADS", "VECLIB_MAXIMUM_THREADS",

@@ -25,6 +25,7 @@ from stoker.cookbooks.language.examples import (
     Tokens,
     drawn_order,
 )
+from stoker.cookbooks.language.hub_code import forbid_hub_code
 from stoker.cookbooks.language.reading import ChatMessage, InvalidLines, RawExample, nothing_to_learn
 from stoker.core.frozen import frozen
 from stoker.core.text import first_line
@@ -69,6 +70,7 @@ def open_tokenizer(folder: Path) -> Any:
 
 def _class_for(folder: Path) -> Any:
     """Return the class of a tokenizer: the one that `AutoTokenizer` would choose, without its 4 seconds of imports."""
+    forbid_hub_code()
     from transformers.utils import logging
 
     logging.set_verbosity_error()

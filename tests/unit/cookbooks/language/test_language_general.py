@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +82,35 @@ def test_a_base_of_any_family_is_known_by_the_sizes_of_its_weights(gpt2):
         // 4
     )
     assert (found.shape.hidden, found.shape.layers, found.positions, found.vocabulary) == (32, 2, 64, 264)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from stoker.cookbooks.language.compute.transformers_base import load_transformers as load",
+        "from stoker.cookbooks.language.tokens import open_tokenizer as load",
+    ],
+)
+def test_kernels_of_the_hub_are_never_asked_for(gpt2, tmp_path, line):
+    version = re.search(r'KERNELS_MIN_VERSION = "([\d.]+)"', _source_of("transformers", "utils/import_utils.py"))
+    assert version is not None
+    (tmp_path / f"kernels-{version[1]}.dist-info").mkdir()
+    (tmp_path / f"kernels-{version[1]}.dist-info" / "METADATA").write_text(f"Name: kernels\nVersion: {version[1]}\n")
+    (tmp_path / "kernels.py").write_text("raise SystemExit('kernels were asked for')\n")
+    there = f"import sys; sys.path.insert(0, {str(tmp_path)!r})"
+    asked = "from transformers.integrations import hub_kernels"
+    done = subprocess.run([sys.executable, "-c", f"{there}; {asked}"], capture_output=True, text=True, check=False)
+    assert "kernels were asked for" in done.stderr
+    code = f"{there}; from pathlib import Path; {line}; load(Path({str(gpt2)!r})); {asked}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def _source_of(package: str, name: str) -> str:
+    found = importlib.util.find_spec(package)
+    assert found is not None
+    assert found.origin is not None
+    return (Path(found.origin).parent / name).read_text(encoding="utf-8")
 
 
 def _headers(file: Path) -> list[dict[str, Any]]:

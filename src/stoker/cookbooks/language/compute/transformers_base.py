@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from stoker.cookbooks.language.compute.base_path import leads_elsewhere
 from stoker.cookbooks.language.compute.math import looking_of
+from stoker.cookbooks.language.hub_code import forbid_hub_code
 from stoker.core.errors import BadInput
 from stoker.core.text import first_line
 from stoker.store.weight_files.headers import read_foreign_json, unreadable_weights
@@ -30,6 +31,7 @@ def load_transformers(folder: Path, *, dtype: str = "float32", device: str = "cp
     With `blocks` only so many are loaded, of a family that has their number in `num_hidden_layers`. It is in evaluation
     mode, and has attention that never holds all scores if its family supports that.
     """
+    forbid_hub_code()
     from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
