@@ -17,7 +17,7 @@ from stoker.cookbooks.language.compute.base_path import block_norms, leads_elsew
 from stoker.cookbooks.language.compute.frozen_base import EMBEDDING, HEAD, module_name, shape_of, unlike
 from stoker.cookbooks.language.compute.general_shape import Sizes, causal_families, general_shape
 from stoker.cookbooks.language.compute.matrices import AdaptedMatrix, adaptable
-from stoker.cookbooks.language.saved_quantisation import is_quantised, matrix_faults, saved_as, without_parts
+from stoker.cookbooks.language.saved_quantisation import INSTEAD, is_quantised, matrix_faults, saved_as, without_parts
 from stoker.core import jsontext
 from stoker.core.digests import digest_bytes, digest_value
 from stoker.core.errors import BadInput, Damaged, InvalidInput, StokerError
@@ -105,6 +105,13 @@ class TrainableBase:
         return tuple(sorted({CONFIG, *self.weight_files, *self.tokenizer_files, *others}))
 
 
+class _Faults(list[str]):
+    """What is wrong with a folder."""
+
+    hint: str = ""
+    """What would work instead; empty: a base of another kind."""
+
+
 @frozen
 class Outline:
     """The facts in the small files of a base, whether or not its weights are here."""
@@ -128,7 +135,7 @@ def read_base(folder: Path, *, name: str = "", use: str = "trained") -> Trainabl
     impossible.
     """
     name = name or folder.resolve().name
-    faults: list[str] = []
+    faults = _Faults()
     damage: list[str] = []
     outline = _outline(folder, name, faults)
     # Weights of the hub are not downloaded for a base that is refused anyway.
@@ -138,7 +145,9 @@ def read_base(folder: Path, *, name: str = "", use: str = "trained") -> Trainabl
     if damage and not faults:
         raise Damaged(f"{name} can't be {use}: {'; '.join(damage)}", hint=_again(name, folder))
     if outline is None or headers is None or faults:
-        raise BadInput(f"{name} can't be {use}: {'; '.join([*faults, *damage])}", hint=_hint(name, folder))
+        raise BadInput(
+            f"{name} can't be {use}: {'; '.join([*faults, *damage])}", hint=faults.hint or _hint(name, folder)
+        )
     return TrainableBase(
         name=name,
         folder=folder,
@@ -157,15 +166,15 @@ def read_base(folder: Path, *, name: str = "", use: str = "trained") -> Trainabl
 
 def read_outline(folder: Path, name: str) -> Outline | None:
     """Check the small files of a base; None if one is missing or invalid."""
-    return _outline(folder, name, [])
+    return _outline(folder, name, _Faults())
 
 
 def read_config_alone(folder: Path, name: str) -> Outline:
     """Return the facts in config.json of a base without other files. Raises `BadInput`."""
-    faults: list[str] = []
+    faults = _Faults()
     outline = _of_config(folder, name, faults)
     if outline is None:
-        raise BadInput(f"{name} can't be trained: {'; '.join(faults)}", hint=_WANTED)
+        raise BadInput(f"{name} can't be trained: {'; '.join(faults)}", hint=faults.hint or _WANTED)
     return outline
 
 
@@ -206,7 +215,7 @@ def _word(folder: Path, headers: Mapping[str, Header]) -> str:
     return digest_value("language-base", said)[:16]
 
 
-def _outline(folder: Path, name: str, faults: list[str]) -> Outline | None:
+def _outline(folder: Path, name: str, faults: _Faults) -> Outline | None:
     """Check the small files of a base; faults are collected."""
     outline = _of_config(folder, name, faults)
     tokenizer = tuple(sorted(one for one in _TOKENIZER_FILES if (folder / one).is_file()))
@@ -216,7 +225,7 @@ def _outline(folder: Path, name: str, faults: list[str]) -> Outline | None:
     return None if outline is None else changed(outline, tokenizer_files=tokenizer)
 
 
-def _of_config(folder: Path, name: str, faults: list[str]) -> Outline | None:
+def _of_config(folder: Path, name: str, faults: _Faults) -> Outline | None:
     config = _config(folder, faults)
     if config is None or not _is_causal(config, faults):
         return None
@@ -231,10 +240,12 @@ def _of_config(folder: Path, name: str, faults: list[str]) -> Outline | None:
         faults.extend(map(str, error.faults))
         return None
     except StokerError as error:
-        faults.append(f"{error.message} ({error.hint})" if error.hint else error.message)
+        faults.append(error.message)
+        faults.hint = error.hint
         return None
     if differs and quantised != "auto":
         faults.append(f"its weights are quantised, and {differs}; quantised bases take the fast path only")
+        faults.hint = INSTEAD
         return None
     return Outline(
         name=name,

@@ -22,7 +22,7 @@ _CODES: Final[Mapping[BaseDtype, tuple[str, ...]]] = {"auto": (), "nf4": ("U8", 
 """Types of the codes in files; those of NF4 may be stored as any type."""
 _SCALES = ("F32", "F16", "BF16")
 _PARTS = frozenset({"SCB", "weight_format"})
-_INSTEAD = "use the base that it was made from, with base_dtype=nf4"
+INSTEAD: Final = "use the model in 16 bits that it was made from; language/lora quantises it with base_dtype=nf4"
 
 
 def saved_as(config: Mapping[str, Any]) -> BaseDtype:
@@ -39,8 +39,9 @@ def saved_as(config: Mapping[str, Any]) -> BaseDtype:
             if kind == "nf4":
                 return "nf4"
             method = f"bitsandbytes {kind}"
+    by = "an unknown method" if method is None else shown(str(method))
     known = "supported on disk: 32 and 16 bits, NF4 and int8 of bitsandbytes"
-    raise BadInput(f"its weights are quantised by {shown(str(method))} ({known})", hint=_INSTEAD)
+    raise BadInput(f"its weights are quantised by {by} ({known})", hint=INSTEAD)
 
 
 def without_parts(names: Iterable[str]) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -146,6 +147,27 @@ def test_weights_as_pickles_are_named(base):
 def test_a_config_that_describes_nothing_trainable_is_refused(base, changed, words):
     _say(base, **changed)
     assert words in _why(base)
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"quantization_config": {"quant_method": "awq"}}, "quantised by awq (supported on disk: 32 and 16 bits, NF4"),
+        ({"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}, "quantised by fp8 ("),
+        ({"quantization_config": {"bits": 4}}, "quantised by an unknown method ("),
+        (
+            {"model_type": "gemma", "quantization_config": {"load_in_8bit": True}},
+            "its architecture gemma is none of llama, mistral, qwen2, qwen3; quantised bases take the fast path only",
+        ),
+    ],
+)
+def test_the_hint_for_a_format_that_is_not_read_names_what_works(base, changed, words):
+    _say(base, **changed)
+    with pytest.raises(BadInput, match=re.escape(words)) as raised:
+        find_base(str(base))
+    assert raised.value.hint == (
+        "use the model in 16 bits that it was made from; language/lora quantises it with base_dtype=nf4"
+    )
 
 
 @pytest.mark.parametrize(
