@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from stoker.cookbooks.language.arguments import BaseDtype
 from stoker.cookbooks.language.compute.base_path import block_norms, leads_elsewhere, unlike_weights
 from stoker.cookbooks.language.compute.frozen_base import EMBEDDING, HEAD, module_name, shape_of, unlike
-from stoker.cookbooks.language.compute.general_shape import Sizes, causal_families, general_shape
+from stoker.cookbooks.language.compute.general_shape import Sizes, causal_families, general_shape, size_faults
 from stoker.cookbooks.language.compute.matrices import AdaptedMatrix, adaptable
 from stoker.cookbooks.language.saved_quantisation import INSTEAD, is_quantised, matrix_faults, saved_as, without_parts
 from stoker.core import jsontext
@@ -300,6 +300,7 @@ def _with_weights(outline: Outline, folder: Path, headers: Mapping[str, Header],
     faults += _two_heads(outline, tensors, files)
     if outline.differs:
         sizes: Sizes = {name: one.shape for name, one in tensors.items()}
+        faults += size_faults(outline.config, sizes)
         shape = general_shape(outline.config, sizes)
         faults += _unreadable((name for name in tensors if name.endswith(".weight")), tensors)
         return changed(outline, shape=shape.model, matrices=shape.matrices)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -82,6 +83,58 @@ def test_a_base_of_any_family_is_known_by_the_sizes_of_its_weights(gpt2):
         // 4
     )
     assert (found.shape.hidden, found.shape.layers, found.positions, found.vocabulary) == (32, 2, 64, 264)
+
+
+@pytest.mark.parametrize(
+    ("family", "changed", "words"),
+    [
+        ("gpt2", {"vocab_size": 10**7}, "config.json states vocab_size 10,000,000, which no weight has"),
+        ("gpt2", {"n_embd": 2**20}, "config.json states n_embd 1,048,576, which no weight has"),
+        ("gpt2", {"n_layer": 1000}, "config.json states n_layer 1,000; its weights have 2 blocks"),
+        ("gpt2", {"n_layer": 10**9}, "n_layer: 1000000000 is not a whole number from 1 to 1,000"),
+        ("gpt2", {"n_embd": "7"}, "n_embd: '7' is not a whole number"),
+        ("gpt2", {"vocab_size": -1}, "vocab_size: -1 is not a whole number"),
+        ("gpt2", {"n_positions": 10**8}, "n_positions is 100000000, not a whole number from 1 to 16,777,216"),
+        ("mixtral", {"hidden_size": 2**40}, "hidden_size is 1099511627776, not a whole number"),
+        ("mixtral", {"num_local_experts": 10**6}, "num_local_experts is 1000000, not a whole number from 1 to 10,000"),
+        ("gemma3", {"text_config": {"vocab_size": 10**12}}, "vocab_size is 1000000000000, not a whole number"),
+    ],
+)
+def test_numbers_that_are_not_those_of_the_weights_are_refused_before_a_module_is_made(
+    tmp_path_factory, tmp_path, family, changed, words
+):
+    base = tmp_path / "base"
+    shutil.copytree(_made(tmp_path_factory, family), base)
+    _state(base, changed)
+    with pytest.raises(BadInput) as raised:
+        find_base(str(base))
+    assert words in raised.value.message
+
+
+def test_what_makes_a_module_fail_is_told_when_it_is_loaded(tmp_path_factory, tmp_path):
+    from stoker.cookbooks.language.compute.transformers_base import load_transformers
+
+    base = tmp_path / "base"
+    shutil.copytree(_made(tmp_path_factory, "mixtral"), base)
+    _state(base, {"num_experts_per_tok": 10**8})
+    with pytest.raises(BadInput, match=r"transformers can't compute with .*index k out of range"):
+        load_transformers(base)
+
+
+_MADE: dict[str, Path] = {}
+
+
+def _made(factory: pytest.TempPathFactory, family: str) -> Path:
+    if family not in _MADE:
+        _MADE[family] = general_base(factory.mktemp(family) / "base", family)
+    return _MADE[family]
+
+
+def _state(base: Path, changed: dict[str, Any]) -> None:
+    config = json.loads((base / "config.json").read_bytes())
+    for key, value in changed.items():
+        config[key] = {**config[key], **value} if isinstance(value, dict) else value
+    (base / "config.json").write_text(json.dumps(config))
 
 
 @pytest.mark.parametrize(

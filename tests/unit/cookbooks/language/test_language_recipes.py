@@ -463,6 +463,7 @@ def test_every_argument_says_what_it_is_for_and_stages_and_kinds_are_listed():
         "language/export_model",
         "language/merge_weights",
         "language/tokenise_tables",
+        "language/train_full_8bit",
     }
     assert used == {stage for stage in COOKBOOK.stages if stage.name not in others}
     kinds = {stage.output for stage in COOKBOOK.stages} | {port.kind for stage in used for port in stage.ports}

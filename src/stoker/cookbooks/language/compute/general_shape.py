@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,12 @@ Sizes = Mapping[str, tuple[int, ...]]
 _DEFAULT_POSITIONS = 2048
 _MOST = 10**8
 _MOST_LAYERS = 1000
+_MOST_EXPERTS = 10_000
+_MOST_POSITIONS = 1 << 24
+"""Some families keep a row of numbers for each."""
+_WIDTHS = ("hidden_size", "n_embd", "d_model", "dim")
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
+_EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _EXPERTS = re.compile(r"(?:.*\.)?experts\..*")
 """Matrices of experts: tokens pass through some of them only."""
 _IN_BLOCK = re.compile(r"(?:.*?\.)?(?P<block>\d+)\.(?P<name>.+)")
@@ -85,15 +91,38 @@ def general_shape(config: Mapping[str, Any], sizes: Sizes) -> GeneralShape:
 
     Without the sizes of its weights it has no matrices, and of a family that is not known it is like Llama.
     """
-    of_text = config.get("text_config")
-    if isinstance(of_text, Mapping):
-        config = {**config, **of_text, "model_type": config.get("model_type")}
+    config = _of_text(config)
     if not sizes and config.get("model_type") in families():
         return GeneralShape(model=read_shape(config), positions=_positions(config), matrices=())
     matrices = tuple(
         AdaptedMatrix(name=name, inputs=size[1], outputs=size[0]) for name, size in _matrices(sizes) if len(size) == 2
     )
     return GeneralShape(model=_model(config, matrices, sizes), positions=_positions(config), matrices=matrices)
+
+
+def size_faults(config: Mapping[str, Any], sizes: Sizes) -> Iterator[str]:
+    """Collect the numbers of a config.json that are not those of its weights, for which a module would be made."""
+    config = _of_text(config)
+    widths = {one for size in sizes.values() for one in size}
+    for names in (("vocab_size",), _WIDTHS):
+        name, value = _first(config, names)
+        if isinstance(value, int) and value not in widths:
+            yield f"config.json states {name} {value:,}, which no weight has"
+    blocks = 1 + max((int(match["block"]) for name in sizes if (match := _IN_BLOCK.fullmatch(name))), default=-1)
+    name, value = _first(config, _LAYERS)
+    if isinstance(value, int) and value > blocks:
+        yield f"config.json states {name} {value:,}; its weights have {blocks:,} blocks"
+
+
+def _of_text(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the config.json of the part of a model that reads text."""
+    of_text = config.get("text_config")
+    return {**config, **of_text, "model_type": config.get("model_type")} if isinstance(of_text, Mapping) else config
+
+
+def _first(config: Mapping[str, Any], names: Sequence[str]) -> tuple[str, Any]:
+    """Return the first of these keys that has a value, with it."""
+    return next(((name, config[name]) for name in names if config.get(name) is not None), (names[0], None))
 
 
 def _matrices(sizes: Sizes) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -117,8 +146,8 @@ def place_of(matrix: str) -> str:
 
 
 def _model(config: Mapping[str, Any], matrices: tuple[AdaptedMatrix, ...], sizes: Sizes) -> ModelShape:
-    hidden = _count(config, "hidden_size", "n_embd", "d_model", "dim")
-    layers = _count(config, "num_hidden_layers", "n_layer", "n_layers", "num_layers", most=_MOST_LAYERS)
+    hidden = _count(config, *_WIDTHS)
+    layers = _count(config, *_LAYERS, most=_MOST_LAYERS)
     heads = _count(config, "num_attention_heads", "n_head", "n_heads", "num_heads", default=1)
     inner = _count(config, "intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "d_ff", default=4 * hidden)
     kv_heads = _count(config, "num_key_value_heads", "num_kv_heads", default=heads)
@@ -161,7 +190,7 @@ def _like_llama(hidden: int, inner: int) -> tuple[Linear, ...]:
 
 def _weights_of(config: Mapping[str, Any], hidden: int, layers: int, inner: int) -> int:
     """Return an upper limit of the weights of a model like Llama, or of one with experts."""
-    experts = _count(config, "num_local_experts", "num_experts", "n_routed_experts", default=1)
+    experts = _count(config, *_EXPERT_COUNTS, default=1, most=_MOST_EXPERTS)
     width = _count(config, "moe_intermediate_size", default=inner) if experts > 1 else inner
     block = 4 * hidden * hidden + 3 * hidden * (experts * width + (inner if width != inner else 0))
     return layers * block + 2 * hidden * _count(config, "vocab_size")
@@ -176,12 +205,13 @@ def _product(size: tuple[int, ...]) -> int:
 
 def _positions(config: Mapping[str, Any]) -> int:
     names = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx")
-    return _count(config, *names, default=_DEFAULT_POSITIONS)
+    return _count(config, *names, default=_DEFAULT_POSITIONS, most=_MOST_POSITIONS)
 
 
 def _count(config: Mapping[str, Any], *names: str, default: int | None = None, most: int = _MOST) -> int:
-    value = next((config[name] for name in names if config.get(name) is not None), default)
+    name, value = _first(config, names)
+    value = default if value is None else value
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
         said = "is missing" if value is None else f"is {shown(repr(value))}, not a whole number from 1 to {most:,}"
-        raise BadInput(f"config.json: {names[0]} {said}", hint="download or copy the file again")
+        raise BadInput(f"config.json: {name} {said}", hint="download or copy the file again")
     return value

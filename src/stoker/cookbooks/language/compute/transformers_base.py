@@ -62,7 +62,16 @@ def load_transformers(folder: Path, *, dtype: str = "float32", device: str = "cp
         more = f" and {len(wrong) - 1:,} more" if len(wrong) > 1 else ""
         what = "has no" if report["missing_keys"] else "has another size of"
         raise BadInput(f"{folder} {what} {wrong[0]}{more}", hint="use the config.json of these weights")
-    return model.to(device).eval()
+    model = model.to(device).eval()
+    try:
+        with torch.no_grad():
+            model(_probe(model, _FIRST), use_cache=False)
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:  # numbers in its config.json that have no sizes: experts of a token, windows
+        message = f"transformers can't compute with {folder}: {first_line(error)}"
+        raise BadInput(message, hint="use the config.json of these weights") from error
+    return model
 
 
 def _first(folder: Path, blocks: int | None) -> dict[str, Any]:
