@@ -96,6 +96,7 @@ class AdapterArgs:
     rank: int = arg(16, help="rank of the adapter matrices", ge=1, le=65_536)
     dropout: float = arg(0.0, help="dropout of an adapter's inputs in training", ge=0, lt=1)
     rslora: bool = arg(False, help="scale by alpha/√rank, not alpha/rank")
+    dora: bool = arg(False, help="train a magnitude for each output of a matrix beside the adapter (DoRA)", later=True)
     lora_plus: float = arg(1.0, help="learning rate of B over that of A (LoRA+)", gt=0, le=LARGEST)
     base_dtype: BaseDtype = arg(
         "auto",

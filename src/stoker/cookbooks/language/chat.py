@@ -22,7 +22,7 @@ from stoker.cookbooks.language.bases import TrainableBase, read_base
 from stoker.cookbooks.language.checks import LanguageArgsChecker
 from stoker.cookbooks.language.kinds import ANSWERS, Answers
 from stoker.cookbooks.language.memory_needs import Load, is_general, kept_as, sample_needs, too_large
-from stoker.cookbooks.language.peft import adapter_files, read_config
+from stoker.cookbooks.language.peft import adapter_files, is_dora, read_config
 from stoker.cookbooks.language.reading import ChatMessage
 from stoker.cookbooks.language.sample import Sampler, is_chat, open_slots, slot_logits
 from stoker.cookbooks.language.schemas import TRAINING, AnswersRecord, CompletionSample, read_training
@@ -88,9 +88,10 @@ def chat_load(
     base: TrainableBase, models: Sequence[ChatModel], *, dtype: SettledDtype, base_dtype: BaseDtype, path: BasePath
 ) -> Load:
     """Return the load of valid models by which memory is estimated."""
-    folders = [one.adapter for one in models if one.adapter is not None]
+    configs = [read_config(one.adapter) for one in models if one.adapter is not None]
     return Load(
-        rank=max([read_config(one)["r"] for one in folders], default=1),
+        rank=max([one["r"] for one in configs], default=1),
+        dora=any(map(is_dora, configs)),
         targets=(ALL_LINEAR,),
         rows=1,
         tokens=min(_ESTIMATED_TOKENS, base.positions),

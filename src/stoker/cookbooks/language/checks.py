@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stoker.authoring import Diagnostic, InvalidArgs
 from stoker.cookbooks.language.arguments import (
@@ -36,7 +36,7 @@ from stoker.cookbooks.language.bases import (
 from stoker.cookbooks.language.bundled import BASES, PREFERENCES, bundled_base
 from stoker.cookbooks.language.compute.general_shape import place_of
 from stoker.cookbooks.language.compute.matrices import GROUPS, meant_by, settled_targets, unknown_words
-from stoker.cookbooks.language.peft import CONFIG, adapter_header, modules_of, read_config
+from stoker.cookbooks.language.peft import CONFIG, adapter_header, is_dora, modules_of, read_config, tensor_names
 from stoker.core.digests import is_digest
 from stoker.core.errors import BadInput, Damaged, MissingRepoFiles, StokerError
 from stoker.core.text import did_you_mean, format_size
@@ -224,9 +224,9 @@ class LanguageArgsChecker:
             self.note("adapter", f"folder not found: {text}" if text.strip() else "is empty", hint)
             return folder
         try:
-            rank = read_config(folder)["r"]
+            config = read_config(folder)
             header = adapter_header(folder)
-            modules = modules_of(folder, header.tensors)
+            modules = modules_of(folder, header.tensors, dora=is_dora(config))
         except Damaged as error:
             self._note_damage("adapter", error)
             return folder
@@ -236,14 +236,19 @@ class LanguageArgsChecker:
             self.note("adapter", error.message, hint)
             return folder
         if base is not None and self._judges:
-            self._fit(modules, {name: one.shape for name, one in header.tensors.items()}, rank, base)
+            self._fit(modules, {name: one.shape for name, one in header.tensors.items()}, config, base)
         return folder
 
     def _fit(
-        self, modules: tuple[str, ...], shapes: Mapping[str, tuple[int, ...]], rank: int, base: TrainableBase
+        self,
+        modules: tuple[str, ...],
+        shapes: Mapping[str, tuple[int, ...]],
+        config: Mapping[str, Any],
+        base: TrainableBase,
     ) -> None:
         """Add a fault for the first target matrix of an adapter that the base lacks, or has in another size."""
         # Files of some families name the outer modules differently.
+        rank, dora = config["r"], is_dora(config)
         known_as: Callable[[str], str] = place_of if base.differs else str
         sizes = {known_as(one.name): (one.inputs, one.outputs) for one in base.matrices}
         for module in modules:
@@ -256,12 +261,12 @@ class LanguageArgsChecker:
                 )
                 return
             inputs, outputs = size
-            found = [shapes[f"base_model.model.{module}.lora_{side}.weight"] for side in "AB"]
+            found = [shapes[name] for name in tensor_names(module, dora=dora)]
             # Some keep their matrices transposed.
-            fits = [[(rank, inputs), (outputs, rank)], *([[(rank, outputs), (inputs, rank)]] if base.differs else [])]
+            ways = [(inputs, outputs), *[(outputs, inputs)][: bool(base.differs)]]
+            fits = [[(rank, one), (other, rank), *[(other,)][:dora]] for one, other in ways]
             if found not in fits:
-                sizes_found = " and ".join("×".join(map(str, one)) for one in found)
-                wanted = f"{rank}×{inputs} and {outputs}×{rank}"
+                sizes_found, wanted = (" and ".join("×".join(map(str, one)) for one in of) for of in (found, fits[0]))
                 message = f"its matrices for {shown(module)} are {sizes_found}; {base.name} requires {wanted}"
                 self.note("adapter", message, "use the base that it was trained on")
                 return

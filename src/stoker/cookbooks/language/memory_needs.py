@@ -78,6 +78,8 @@ class Load:
     """True if each is a pair: two rows."""
     is_general: bool = False
     """True if transformers computes the base."""
+    dora: bool = False
+    """True if adapters have magnitudes."""
 
 
 def member_needs(shape: ModelShape, load: Load, where: MemoryLocation) -> MultiAdapterNeeds:
@@ -108,6 +110,7 @@ def _multi_adapter(shape: ModelShape, load: Load, where: MemoryLocation) -> Mult
         is_general=load.is_general,
         where=where,
         is_paired=load.is_paired,
+        dora=load.dora,
     )
 
 
@@ -133,6 +136,7 @@ def what_fits(args: LoraArgs, room_bytes: int) -> str:
         base_dtype=kept_as(base, args.base_dtype),
         is_paired=args.method != "sft",
         is_general=is_general(base, args.path),
+        dora=args.dora,
     )
     training = changed(_multi_adapter(base.shape, load, MemoryLocation.CPU), adapters=1)
     return "; ".join(map(str, smaller(room_bytes, training, _as_asked, _WORDS)))
@@ -241,6 +245,8 @@ class _LoraSizeArgs(Protocol):
     @property
     def rank(self) -> int: ...
     @property
+    def dora(self) -> bool: ...
+    @property
     def targets(self) -> tuple[str, ...]: ...
     @property
     def batch(self) -> int: ...
@@ -269,6 +275,7 @@ def shared_by_lora(args: _LoraSizeArgs, digest_of: Callable[[str], str]) -> Shar
             base_dtype=kept_as(base, args.base_dtype),
             is_paired=args.method != "sft",
             is_general=is_general(base, args.path),
+            dora=args.dora,
         )
         return placed_needs(base.shape, load, where)
 

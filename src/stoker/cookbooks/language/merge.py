@@ -50,12 +50,14 @@ def merge_weights(job: StageContext, args: MergeArgs) -> LanguageModel:
     # Of a family of the fast path the files have the names of modules; of others only the module knows its matrices.
     model = _module(base) if base.differs else None
     weights = read_weights(base) if model is None else model.state_dict()
-    for number, (module, (a, b)) in enumerate(adapter.weights.items(), 1):
+    for number, (module, (a, b, *magnitudes)) in enumerate(adapter.weights.items(), 1):
         name = f"{module}.weight"
-        # Added in 32 bits, rounded once.
-        added = adapter.spec.scale * (b @ a)
         is_transposed = model is not None and not isinstance(model.get_submodule(module), torch.nn.Linear)
-        weights[name] = (weights[name].float() + (added.T if is_transposed else added)).to(width)
+        # Added in 32 bits, rounded once.
+        merged = (weights[name].T if is_transposed else weights[name]).float() + adapter.spec.scale * (b @ a)
+        for wanted in magnitudes:
+            merged *= (wanted / torch.linalg.vector_norm(merged, dim=1))[:, None]
+        weights[name] = (merged.T if is_transposed else merged).contiguous().to(width)
         if not weights[name].isfinite().all():
             kept = str(width).removeprefix("torch.")
             message = f"with {args.adapter} added, {name} is not finite in {kept}"

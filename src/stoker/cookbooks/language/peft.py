@@ -1,7 +1,7 @@
 """Adapters in PEFT's layout: `adapter_config.json` and `adapter_model.safetensors`, with PEFT's names.
 
-Written adapters load with `PeftModel.from_pretrained`; adapters of PEFT are read if they are plain LoRA on the matrices
-of a block. The same adapter gives the same bytes. Importing this module imports no library.
+Written adapters load with `PeftModel.from_pretrained`; adapters of PEFT are read if they are LoRA or DoRA on matrices
+of blocks. The same adapter gives the same bytes. Importing this module imports no library.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _PICKLED = "adapter_model.bin"
 _LARGEST_RANK = 2**31
 _LARGEST_ALPHA = 1e30
 _WIDTHS = frozenset({"F64", "F32", "F16", "BF16"})
-_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+_NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>A|B|magnitude_vector)(?P<weight>\.weight)?")
+_MAGNITUDES = "magnitude_vector"
 _REFUSED: Mapping[str, str] = {
-    "use_dora": "DoRA",
     "use_qalora": "QA-LoRA",
     "use_bdlora": "block-diagonal LoRA",
     "modules_to_save": "whole matrices beside the adapter",
@@ -51,17 +51,18 @@ def write_adapter(folder: Path, spec: AdapterSpec, weights: Pairs, *, base_name:
     """Write an adapter into a folder."""
     from safetensors.torch import save
 
-    tensors = {}
-    for module, (a, b) in weights.items():
-        tensors[f"base_model.model.{module}.lora_A.weight"] = a.detach().float().cpu().contiguous()
-        tensors[f"base_model.model.{module}.lora_B.weight"] = b.detach().float().cpu().contiguous()
+    tensors = {
+        name: one.detach().float().cpu().contiguous()
+        for module, own in weights.items()
+        for name, one in zip(tensor_names(module, dora=spec.dora), own, strict=True)
+    }
     (folder / WEIGHTS).write_bytes(save(dict(sorted(tensors.items())), metadata={"format": "pt"}))
     text = jsontext.dumps(_config(spec, base_name), indent=2, sort_keys=True)
     (folder / CONFIG).write_text(f"{text}\n", encoding="utf-8", newline="")
 
 
 def read_adapter(folder: Path) -> AdapterState:
-    """Read an adapter that this module or PEFT wrote. Raises `BadInput` if it is not plain LoRA, `Damaged`."""
+    """Read an adapter that this module or PEFT wrote. Raises `BadInput` if it is neither LoRA nor DoRA, `Damaged`."""
     from safetensors import SafetensorError
     from safetensors.torch import load
 
@@ -74,28 +75,35 @@ def read_adapter(folder: Path) -> AdapterState:
         tensors = load((folder / WEIGHTS).read_bytes())
     except (SafetensorError, OSError) as error:
         raise unreadable_weights(str(folder), error) from error
-    modules = modules_of(folder, tensors)
+    modules = modules_of(folder, tensors, dora=is_dora(config))
     spec = AdapterSpec(
         rank=config["r"],
         alpha=float(config["lora_alpha"]),
         targets=tuple(dict.fromkeys(name.rpartition(".")[2] for name in modules)),
         dropout=float(config.get("lora_dropout") or 0.0),
         rslora=bool(config.get("use_rslora")),
+        dora=is_dora(config),
         is_transposed=config.get("fan_in_fan_out") is True,
     )
-    prefix = "base_model.model."
     weights = {
-        module: (
-            tensors[f"{prefix}{module}.lora_A.weight"].float(),
-            tensors[f"{prefix}{module}.lora_B.weight"].float(),
-        )
-        for module in modules
+        module: tuple(tensors[name].float() for name in tensor_names(module, dora=spec.dora)) for module in modules
     }
     return AdapterState(spec=spec, weights=weights)
 
 
+def is_dora(config: Mapping[str, Any]) -> bool:
+    """Return True if an adapter has magnitudes."""
+    return bool(config.get("use_dora"))
+
+
+def tensor_names(module: str, *, dora: bool) -> tuple[str, ...]:
+    """Return the names of a matrix's tensors: A, B, and its magnitudes if it has any."""
+    at = f"base_model.model.{module}.lora_"
+    return (f"{at}A.weight", f"{at}B.weight", *[f"{at}{_MAGNITUDES}"][:dora])
+
+
 def read_config(folder: Path) -> dict[str, Any]:
-    """Read `adapter_config.json`. Raises `BadInput` if it is not plain LoRA."""
+    """Read `adapter_config.json`. Raises `BadInput` if it is neither LoRA nor DoRA."""
     path = folder / CONFIG
     try:
         config = read_foreign_json(path)
@@ -147,19 +155,22 @@ def adapter_header(folder: Path) -> Header:
     return header
 
 
-def modules_of(folder: Path, names: Mapping[str, Any]) -> tuple[str, ...]:
+def modules_of(folder: Path, names: Mapping[str, Any], *, dora: bool) -> tuple[str, ...]:
     """Return the target matrices of an adapter's tensors. Raises `BadInput` for names that are not LoRA."""
     sides: dict[str, set[str]] = {}
     odd = []
     for name in names:
         match = _NAME.fullmatch(name)
-        if match is None:
+        # Only magnitudes are no module's weight.
+        if match is None or (match["side"] == _MAGNITUDES) is (match["weight"] is not None):
             odd.append(name)
         else:
             sides.setdefault(match["module"], set()).add(match["side"])
-    odd += [module for module, found in sides.items() if found != {"A", "B"}]
+    wanted = {"A", "B", *[_MAGNITUDES][:dora]}
+    odd += [module for module, found in sides.items() if found != wanted]
     if odd or not sides:
-        what = f"{shown(odd[0])} is not a pair of lora_A and lora_B" if odd else "it holds nothing"
+        pair = f"lora_A, lora_B and lora_{_MAGNITUDES} (DoRA)" if dora else "a pair of lora_A and lora_B"
+        what = f"{shown(odd[0])} is not {pair}" if odd else "it holds nothing"
         raise BadInput(f"{folder / WEIGHTS}: {what}", hint=_AGAIN)
     return tuple(sides)
 
@@ -176,7 +187,7 @@ def _config(spec: AdapterSpec, base_name: str) -> dict[str, Any]:
         "lora_dropout": spec.dropout,
         "target_modules": sorted(spec.targets),
         "use_rslora": spec.rslora,
-        "use_dora": False,
+        "use_dora": spec.dora,
         "bias": "none",
         "fan_in_fan_out": spec.is_transposed,
         "init_lora_weights": True,

@@ -65,7 +65,7 @@ from stoker.cookbooks.language.memory_needs import (
     too_large,
 )
 from stoker.cookbooks.language.merge import MergeArgs, merge_weights
-from stoker.cookbooks.language.peft import adapter_files
+from stoker.cookbooks.language.peft import adapter_files, is_dora, read_config
 from stoker.cookbooks.language.reading import needs_arrow
 from stoker.cookbooks.language.report import report_full, report_full_samples, report_lora, report_lora_samples
 from stoker.cookbooks.language.sample import sample, sample_model
@@ -277,6 +277,9 @@ def _adapter_over(
     """Return a base, and the arguments of a stage that name it and an adapter over it; faults are refused."""
     base = checking.base(args.base)
     folder = checking.adapter(args.adapter, base)
+    if isinstance(args, ExportRecipeArgs) and not checking.has_faults and is_dora(read_config(folder)):
+        hint = "merge it (language/merge), and export the model"
+        checking.note("adapter", "llama.cpp's adapters have no magnitudes (DoRA)", hint)
     if isinstance(args, ExportRecipeArgs) and base is not None and base.family not in GGUF_FAMILIES:
         message = f"adapters over {base.family} can't be exported"
         checking.note("base", message, f"supported: {', '.join(GGUF_FAMILIES)}")
@@ -322,6 +325,7 @@ def _lora(args: LoraRecipeArgs) -> _Wanted:
         base_dtype=kept_as(base, args.base_dtype),
         is_paired=args.method != "sft",
         is_general=is_general(base, args.path),
+        dora=args.dora,
     )
     _refuse_too_large(checking, too_large(base, load, gpus=gpus), gpus)
     return _Wanted(base=_called(base, args.base_name), data=data, load=load, targets=targets)

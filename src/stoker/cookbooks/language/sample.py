@@ -116,6 +116,7 @@ def open_slots(
         count=len(adapters),
         rank=max((spec.rank for spec in specs), default=1),
         targets=tuple(dict.fromkeys(target for spec in specs for target in spec.targets)),
+        dora=any(spec.dora for spec in specs),
         compiles=False,
         records=False,
     )

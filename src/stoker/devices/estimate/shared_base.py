@@ -155,6 +155,8 @@ class MultiAdapterTraining:
     """Several sequences may be in one row: if data are packed, and on GPUs wherever that saves padding."""
     is_paired: bool = False
     """Each row is two: the chosen and the rejected side of a pair."""
+    dora: bool = False
+    """Adapters have a magnitude for each output of a matrix."""
 
     @property
     def tokens(self) -> int:
@@ -165,6 +167,11 @@ class MultiAdapterTraining:
     def bank_rank(self) -> int:
         """The padded rank."""
         return -(-self.rank // _EVEN_RANK) * _EVEN_RANK if self.where is MemoryLocation.CUDA else self.rank
+
+    def trained(self, rank: int) -> int:
+        """Count the parameters of one adapter of a rank."""
+        magnitudes = self.shape.layers * sum(one.outputs for one in targeted(self.shape, self.targets))
+        return adapter_parameters(self.shape, self.targets, rank) + (magnitudes if self.dora else 0)
 
     @property
     def compiles(self) -> bool:
@@ -190,6 +197,9 @@ class MultiAdapterTraining:
             kept += self._autograd_numbers(qkv)
         if shape.has_head_norms:
             kept += qkv
+        if self.dora:
+            # What is multiplied by factors; all matrices with one input are, if one of them has an adapter.
+            kept += sum(one.outputs for one in shape.linears)
         block = kept * self.dtype.bytes + self._attention_bytes()
         # The last block's result, its norm, and the gradient of that; angles of positions; ids and labels.
         ends = 3 * shape.hidden * self.dtype.bytes + shape.head_dim * _FLOAT + 2 * _INT
@@ -230,7 +240,8 @@ class MultiAdapterTraining:
     def _gate_bytes(self) -> int:
         """During the backward pass of the gate: the incoming gradient, its output, and three results."""
         inner = self.shape.inner
-        held = (self.shape.hidden + 4 * inner) * self.dtype.bytes
+        # With magnitudes also the gradients of what factors multiply, and a product for those of the factors.
+        held = (self.shape.hidden + (7 if self.dora else 4) * inner) * self.dtype.bytes
         if self.compiles:
             return held
         # In 32 bits: gate, up and the gradient (there already if the base is), sigma, silu, and products on their way.
@@ -260,6 +271,7 @@ class MultiAdapterTraining:
         packed += " general" if self.is_general else ""
         base = "" if self.base_dtype is BaseWidth.AUTO else f" {self.base_dtype}"
         pairs = " pairs" if self.is_paired else ""
+        pairs += " dora" if self.dora else ""
         how = f"{compiled} {turns}{packed}{pairs}"
         return f"company {self.where} {self.dtype}{base} {how} rank={self.rank} targets={targets}"
 
@@ -347,7 +359,7 @@ def estimate_adapters(
         base=tuple(base),
         member=tuple(member),
         parameters=training.shape.parameters,
-        trained_parameters=adapter_parameters(training.shape, training.targets, training.rank),
+        trained_parameters=training.trained(training.rank),
         measured_runs=0 if correction is None else correction.runs,
     )
 
@@ -405,7 +417,7 @@ def _loss(training: MultiAdapterTraining, adapters: int) -> EstimateTerm:
 
 
 def _adapter(training: MultiAdapterTraining) -> EstimateTerm:
-    count = adapter_parameters(training.shape, training.targets, training.bank_rank)
+    count = training.trained(training.bank_rank)
     copy = "a copy" if training.dtype is Width.FP32 else f"a copy in {training.dtype}"
     why = f"{count:,} parameters in fp32, {copy}, two moments, gathered gradients"
     return EstimateTerm("adapter", state_bytes(count, training.dtype), why)
@@ -413,7 +425,7 @@ def _adapter(training: MultiAdapterTraining) -> EstimateTerm:
 
 def _step(training: MultiAdapterTraining) -> list[EstimateTerm]:
     """Return the temporary memory of one step, at its peak."""
-    count = adapter_parameters(training.shape, training.targets, training.bank_rank)
+    count = training.trained(training.bank_rank)
     gradients, kept, working = count * training.dtype.bytes, training.kept_bytes(), training.working_bytes()
     updating = updating_bytes(count, training.dtype, is_compiled=training.compiles)
     data = f"{training.tokens // training.sequence} × {training.sequence} tokens"
@@ -456,6 +468,7 @@ ADAPTER_KEYS: Mapping[str, str] = {
     "compiled": "false if kernels are not compiled",
     "packed": "false if two sequences are never in one row",
     "pairs": "true if rows are pairs of answers (method=dpo, orpo of the recipe): two rows each",
+    "dora": "true if adapters have magnitudes",
     "turns": "together, or one if each step has one adapter",
 }
 """Options of several adapters beside those of a training."""
@@ -513,6 +526,7 @@ _READERS: Readers = {
     "compiled": flag_of,
     "packed": flag_of,
     "pairs": flag_of,
+    "dora": flag_of,
     "turns": _turns,
 }
 

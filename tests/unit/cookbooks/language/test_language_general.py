@@ -264,7 +264,7 @@ def test_a_base_that_reads_images_learns_text(tmp_path):
 def test_an_adapter_over_such_a_base_goes_through_all_stages(gpt2, tmp_path):
     plan = compiled(
         "lora", base=str(gpt2), targets=["attention"], rank=4, steps=3, batch=2, max_seq_len=64, packing=True,
-        samples=["1+1="], sample_tokens=4,
+        samples=["1+1="], sample_tokens=4, dora=True,
     )  # fmt: skip
     examples = run_node(plan, "tokenise", tmp_path)
     told: list[dict[str, Any]] = []
@@ -276,5 +276,5 @@ def test_an_adapter_over_such_a_base_goes_through_all_stages(gpt2, tmp_path):
     report = run_node(plan, "report_lora_samples", tmp_path, adapter=adapter, samples=samples)
     config = json.loads((report.path / "adapter_config.json").read_text())
     assert config["target_modules"] == ["attn.c_proj", "c_attn"]
-    assert config["fan_in_fan_out"] is True
+    assert config["fan_in_fan_out"] is config["use_dora"] is True
     assert "gpt2" in (report.path / "model-card.md").read_text()

@@ -22,6 +22,7 @@ with imported_later("torch"):
     from stoker.cookbooks.language.compute.banks import AdapterSpec, AdapterState, fresh_adapter
     from stoker.cookbooks.language.compute.base_weights import BaseWeights, FrozenBase, load_base
     from stoker.cookbooks.language.compute.slots import Slots
+    from tests.unit.cookbooks.language.engine.trained_together import noised
 
 
 TOKENS = [[5, 80, 13, 200, 7, 7, 91]]
@@ -30,16 +31,12 @@ TOKENS = [[5, 80, 13, 200, 7, 7, 91]]
 def trained(base: FrozenBase, **said: Any) -> AdapterState:
     """An adapter whose two halves are both noise."""
     spec = AdapterSpec(**{"rank": 4, "alpha": 8.0, "targets": ("q_proj", "o_proj", "down_proj"), **said})
-    adapter = fresh_adapter(base.shape, spec)
-    draws = torch.Generator().manual_seed(9)
-    adapter.weights = {
-        name: (a, torch.randn(b.shape, generator=draws) / 10) for name, (a, b) in adapter.weights.items()
-    }
-    return adapter
+    return noised(fresh_adapter(base.shape, spec), 9, 0.1)
 
 
 def logits(base: BaseWeights, adapter: AdapterState | None = None) -> Any:
-    slots = Slots(base, count=1, rank=4, targets=adapter.spec.targets if adapter else ("q_proj",))
+    spec = adapter.spec if adapter else AdapterSpec(rank=1, alpha=1.0, targets=("q_proj",))
+    slots = Slots(base, count=1, rank=4, targets=spec.targets, dora=spec.dora)
     if adapter is not None:
         slots.load(0, adapter)
     return slots.logits(0, torch.tensor(TOKENS))
@@ -56,9 +53,9 @@ def written(adapter: AdapterState, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("rslora", [False, True])
-def test_a_merged_model_answers_as_base_and_adapter_do(tmp_path, base, rslora):
-    adapter = trained(base, rslora=rslora)
+@pytest.mark.parametrize("said", [{}, {"rslora": True}, {"dora": True}])
+def test_a_merged_model_answers_as_base_and_adapter_do(tmp_path, base, said):
+    adapter = trained(base, **said)
     folder = written(adapter, tmp_path / "adapter")
     model = run_node(compiled("merge", adapter=str(folder)), "merge_weights", tmp_path)
     merged = logits(load_base(model.path))
@@ -66,11 +63,12 @@ def test_a_merged_model_answers_as_base_and_adapter_do(tmp_path, base, rslora):
     assert not torch.allclose(merged, logits(base), atol=1e-2)
 
 
-def test_what_is_written_is_read_back_and_is_the_same_bytes_every_time(tmp_path, base):
-    adapter = trained(base, dropout=0.1)
+@pytest.mark.parametrize("dora", [False, True])
+def test_what_is_written_is_read_back_and_is_the_same_bytes_every_time(tmp_path, base, dora):
+    adapter = trained(base, dropout=0.1, dora=dora)
     first, second = (written(adapter, tmp_path / name) for name in ("first", "second"))
     again = read_adapter(first)
-    assert (again.spec.rank, again.spec.alpha, again.spec.dropout) == (4, 8.0, 0.1)
+    assert (again.spec.rank, again.spec.alpha, again.spec.dropout, again.spec.dora) == (4, 8.0, 0.1, dora)
     assert set(again.spec.targets) == set(adapter.spec.targets)
     assert all(
         torch.equal(x, y)
@@ -146,12 +144,20 @@ def test_pickled_weights_are_not_opened(tmp_path, base):
     [
         (lambda tensors: {name.replace("s.0.", "s.00."): one for name, one in tensors.items()}, "layers.00"),
         (lambda tensors: {name: one.long() for name, one in tensors.items()}, "holds 'I64'"),
+        (
+            lambda tensors: {name: one for name, one in tensors.items() if "1.self_attn.q_proj.lora_m" not in name},
+            r"layers\.1\.self_attn\.q_proj is not lora_A, lora_B and lora_magnitude_vector",
+        ),
+        (
+            lambda tensors: {name: one[:-1] if "magnitude" in name else one for name, one in tensors.items()},
+            r"4×128 and 64×4 and 63; tiny requires 4×128 and 64×4 and 64",
+        ),
     ],
 )
 def test_weights_that_are_no_adapters_are_refused_before_anything_runs(tmp_path, base, changed, words):
     from safetensors.torch import load_file, save_file
 
-    folder = written(trained(base), tmp_path / "adapter")
+    folder = written(trained(base, dora=True), tmp_path / "adapter")
     file = folder / "adapter_model.safetensors"
     save_file(changed(load_file(file)), file)
     with pytest.raises(InvalidArgs, match=words):
@@ -227,9 +233,10 @@ def test_a_base_that_is_none_cant_be_merged(tmp_path, base):
 
 
 @pytest.mark.parametrize(
-    ("family", "left_out"), [("gpt2", ""), ("gpt2", "transformer."), ("gemma", ""), ("gemma3", "")]
+    ("family", "left_out", "dora"),
+    [("gpt2", "", False), ("gpt2", "transformer.", True), ("gemma", "", True), ("gemma3", "", False)],
 )
-def test_over_a_base_of_another_family_too(tmp_path, family, left_out):
+def test_over_a_base_of_another_family_too(tmp_path, family, left_out, dora):
     from peft import PeftModel
     from safetensors.torch import load_file, save_file
     from transformers import AutoModelForCausalLM
@@ -245,7 +252,7 @@ def test_over_a_base_of_another_family_too(tmp_path, family, left_out):
     general = load_general(folder, device="cpu", dtype="float32")
     words = {"gpt2": ("attn.c_attn", "mlp.c_proj"), "gemma": ("q_proj", "down_proj"), "gemma3": ("q_proj",)}[family]
     names = settled_targets(words, [one.name for one in general.shape.matrices], general.shape.others)
-    adapter = trained(general, targets=names, is_transposed=family == "gpt2")
+    adapter = trained(general, targets=names, is_transposed=family == "gpt2", dora=dora)
     made = written(adapter, tmp_path / "adapter")
     model = run_node(compiled("merge", base=str(folder), adapter=str(made)), "merge_weights", tmp_path)
     assert find_base(str(model.path)).shape.parameters == find_base(str(folder)).shape.parameters

@@ -17,6 +17,7 @@ with imported_later("torch"):
     from stoker.cookbooks.language.compute.banks import AdapterSpec, fresh_adapter
     from stoker.cookbooks.language.compute.base_weights import load_base
     from stoker.cookbooks.language.compute.slots import Slots
+    from tests.unit.cookbooks.language.engine.trained_together import noised
 
 
 # Not imported before it is used: whoever only collects tests would wait for it.
@@ -32,21 +33,17 @@ def by_transformers(folder: Path) -> Any:
         return AutoModelForCausalLM.from_pretrained(folder)
 
 
-@pytest.mark.parametrize("said", [{}, {"rslora": True, "targets": ("v_proj", "up_proj"), "alpha": 3.5}])
+@pytest.mark.parametrize("said", [{}, {"rslora": True, "targets": ("v_proj", "up_proj"), "alpha": 3.5}, {"dora": True}])
 def test_peft_loads_an_adapter_and_answers_the_same(tmp_path, said):
     from peft import PeftModel
 
     folder = write_base(tmp_path / "base", TinyShape(family="qwen2"))
     base = load_base(folder)
     spec = AdapterSpec(**{"rank": 4, "alpha": 8.0, "targets": ("q_proj", "o_proj", "down_proj"), **said})
-    adapter = fresh_adapter(base.shape, spec)
-    draws = torch.Generator().manual_seed(9)
-    adapter.weights = {
-        name: (a, torch.randn(b.shape, generator=draws) / 10) for name, (a, b) in adapter.weights.items()
-    }
+    adapter = noised(fresh_adapter(base.shape, spec), 9, 0.1)
     (tmp_path / "adapter").mkdir()
     write_adapter(tmp_path / "adapter", spec, adapter.weights, base_name=str(folder))
-    slots = Slots(base, count=1, rank=4, targets=spec.targets)
+    slots = Slots(base, count=1, rank=4, targets=spec.targets, dora=spec.dora)
     slots.load(0, adapter)
     tokens = torch.tensor(TOKENS)
     with torch.no_grad():
@@ -54,16 +51,20 @@ def test_peft_loads_an_adapter_and_answers_the_same(tmp_path, said):
     assert torch.allclose(slots.logits(0, tokens), theirs, atol=1e-5)
 
 
-def test_an_adapter_that_peft_wrote_is_read(tmp_path):
+@pytest.mark.parametrize("dora", [False, True])
+def test_an_adapter_that_peft_wrote_is_read(tmp_path, dora):
     from peft import LoraConfig, get_peft_model
 
     folder = write_base(tmp_path / "base", TinyShape())
-    config = LoraConfig(r=3, lora_alpha=5, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+    config = LoraConfig(
+        r=3, lora_alpha=5, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False, use_dora=dora
+    )
     model = get_peft_model(by_transformers(folder), config)
     model.save_pretrained(tmp_path / "adapter")
     adapter = read_adapter(tmp_path / "adapter")
     assert (adapter.spec.rank, adapter.spec.alpha, len(adapter.spec.targets)) == (3, 5.0, 7)
-    slots = Slots(load_base(folder), count=1, rank=3, targets=adapter.spec.targets)
+    assert adapter.spec.dora is dora
+    slots = Slots(load_base(folder), count=1, rank=3, targets=adapter.spec.targets, dora=dora)
     slots.load(0, adapter)
     with torch.no_grad():
         theirs = model(torch.tensor(TOKENS)).logits[:, -1]

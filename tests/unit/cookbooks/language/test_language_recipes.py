@@ -524,7 +524,8 @@ def _adapter(folder: Path) -> None:
     ("change", "message"),
     [
         ({"peft_type": "IA3"}, "only LORA is supported"),
-        ({"use_dora": True}, "not supported: DoRA | merge it with PEFT"),
+        ({"lora_bias": True}, "not supported: biases of its own | merge it with PEFT"),
+        ({"use_dora": True}, "q_proj is not lora_A, lora_B and lora_magnitude_vector (DoRA)"),
         ({"rank_pattern": {"q_proj": 4}}, "rank_pattern="),
         ({"bias": "all"}, "trained biases"),
         ({"r": 0}, "not a rank and a number"),

@@ -56,6 +56,17 @@ def test_an_adapter_holds_itself_its_moments_its_gradients_and_a_copy():
     )
 
 
+def test_magnitudes_are_trained_too_and_what_they_multiply_is_kept():
+    plain, dora = (estimate_adapters(changed(COMPANY, dora=dora)) for dora in (False, True))
+    # Queries, keys, values, the output, gate and up, and down.
+    outputs = 2048 + 2 * 256 + 2048 + 2 * 5632 + 2048
+    assert dora.trained_parameters - plain.trained_parameters == 22 * outputs
+    assert dora.member[1].size_bytes - plain.member[1].size_bytes == 22 * outputs * 2 * 512
+    assert dora.total_bytes > plain.total_bytes
+    assert changed(COMPANY, dora=True).kind != COMPANY.kind
+    assert read_adapters(SHAPE, ["adapters=2", "dora=true"]).dora
+
+
 def test_logits_of_all_tokens_are_never_counted():
     few, many = (estimate_adapters(changed(COMPANY, rows=rows)) for rows in (8, 64))
     assert few.base[1].size_bytes <= 512 * 1024**2
@@ -217,7 +228,7 @@ def test_words_become_a_company():
     assert weights[BaseWidth.NF4] < weights[BaseWidth.INT8] < weights[BaseWidth.AUTO]
     pairs = read_adapters(SHAPE, ("adapters=2", "pairs=true", "batch=3", "sequence=64"))
     assert (pairs.tokens, pairs.kind.count(" pairs ")) == (2 * 3 * 64, 1)
-    assert set(ADAPTER_KEYS) == {"adapters", "base_dtype", "device", "compiled", "packed", "pairs", "turns"}
+    assert set(ADAPTER_KEYS) == {"adapters", "base_dtype", "device", "compiled", "packed", "pairs", "dora", "turns"}
 
 
 def test_every_fault_of_a_company_is_told_at_once():

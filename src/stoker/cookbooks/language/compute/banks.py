@@ -7,8 +7,9 @@ of a smaller rank, or without some matrix, have zeros there; products with zeros
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -17,8 +18,11 @@ from stoker.cookbooks.language.compute.matrices import AdaptableShape, MatrixGro
 
 # An adapter outside of a bank: its settings, weights and the optimiser's moments, by the name of each matrix.
 
-Pairs = dict[str, tuple[Tensor, Tensor]]
-"""By the name of a matrix (`model.layers.0.self_attn.q_proj`): A `[rank, inputs]` and B `[outputs, rank]`."""
+Pairs = dict[str, tuple[Tensor, ...]]
+"""By the name of a matrix (`model.layers.0.self_attn.q_proj`): A `[rank, inputs]` and B `[outputs, rank]`.
+
+With magnitudes (DoRA) also those of its outputs, `[outputs]`.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +35,8 @@ class AdapterSpec:
     dropout: float = 0.0
     seed: int = 0
     rslora: bool = False
+    dora: bool = False
+    """Each output has a trained magnitude: B A changes its direction only."""
     is_transposed: bool = False
     """The base keeps its matrices by inputs, as GPT-2 does; only PEFT has to know."""
 
@@ -94,6 +100,8 @@ class Bank:
     """Of each target `[n, outputs, rank]`."""
     columns: tuple[tuple[int, int], ...]
     """The columns of each target's outputs within the group."""
+    factors: Tensor | None = None
+    """`[n, outputs of the group]`: what the outputs are multiplied by, if an adapter has magnitudes."""
 
     def narrow(self, number: int) -> slice:
         """Return the columns of a target's part of x Aᵀ."""
@@ -122,6 +130,50 @@ def widened(
         y += bias
     y.view(n * rows, outputs).addmm_(x.reshape(n * rows, inputs), weight.T)
     return y
+
+
+def scaled(  # noqa: PLR0913, PLR0917 - what a product is made of
+    x: Tensor, seen: Tensor, weight: Tensor, bias: Tensor | None, bank: Bank, narrow: Tensor, begin: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Return the outputs of a matrix whose adapters have magnitudes, and what was multiplied by their factors.
+
+    `seen` is x after dropout, which in DoRA the frozen product sees, too.
+    """
+    assert bank.factors is not None  # noqa: S101 - only with magnitudes
+    product = widened(seen, weight, None, bank, narrow, begin)
+    y = _times(product, bank.factors[:, begin : begin + len(weight)])
+    if bias is not None:
+        y += bias
+    return (y if seen is x else onto(y, x - seen, weight.T)), product
+
+
+def scaled_back(dy: Tensor, product: Tensor, bank: Bank, gradients: Bank, begin: int = 0) -> Tensor:
+    """Add the gradients of the factors; return that of what was multiplied by them."""
+    assert bank.factors is not None and gradients.factors is not None  # noqa: S101, PT018 - only with magnitudes
+    columns = slice(begin, begin + dy.shape[-1])
+    gradients.factors[:, columns] += (dy * product).sum(1, dtype=torch.float32)
+    return _times(dy, bank.factors[:, columns])
+
+
+def _times(x: Tensor, factors: Tensor) -> Tensor:
+    """Multiply in 32 bits, and round once."""
+    return torch.mul(x, factors[:, None], out=torch.empty_like(x))
+
+
+def squares_beside(weight: Tensor, bank: Bank) -> Tensor:
+    """Return by how much adapters change the squared norms of a group's outputs, `[n, outputs]`, in 32 bits.
+
+    Of (W + B A) without that of W: 2 B·(W Aᵀ) + B A Aᵀ Bᵀ, so that no sum W + B A is ever in memory.
+    """
+    found = torch.zeros(len(bank.a), len(weight), device=weight.device)
+    for number, ((first, last), b) in enumerate(zip(bank.columns, bank.b, strict=True)):
+        a, b32 = bank.a[:, bank.narrow(number)], b.float()
+        n, rank, inputs = a.shape
+        through = torch.mm(weight[first:last], a.reshape(n * rank, inputs).T).float().view(-1, n, rank)
+        a32 = a.float()
+        inside = torch.bmm(b32, torch.bmm(a32, a32.mT)) + 2 * through.transpose(0, 1)
+        found[:, first:last] = (inside * b32).sum(2)
+    return found
 
 
 def _added(x: Tensor, weight: Tensor, bank: Bank | None, narrow: Tensor | None, begin: int) -> Tensor:
@@ -161,6 +213,12 @@ def onto(dx: Tensor | None, dy: Tensor, weight: Tensor) -> Tensor:
     return dx
 
 
+Rows = tuple[Tensor, Tensor, Tensor]
+"""One adapter's numbers: all A's, all B's, all magnitudes."""
+PLAIN = 2
+"""Tensors of a matrix without magnitudes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Group:
     block: int
@@ -169,25 +227,34 @@ class _Group:
     """The full names of its matrices that have adapters."""
     inputs: int
     columns: tuple[tuple[int, int], ...]
+    outputs: int
     a_at: int
     b_at: tuple[int, ...]
+    m_at: int
 
 
 class BankLayout:
-    """The order of all A's and all B's in their rows."""
+    """The order of all A's, all B's and all magnitudes in their rows."""
 
-    def __init__(self, shape: AdaptableShape, targets: tuple[str, ...], rank: int) -> None:
+    def __init__(self, shape: AdaptableShape, targets: tuple[str, ...], rank: int, *, dora: bool = False) -> None:
+        """Without `dora` there are no magnitudes."""
         self.rank = rank
         self.groups: list[_Group] = []
-        self.a_size = self.b_size = 0
+        self.a_size = self.b_size = self.m_size = 0
+        self._dora = dora
         self._staging: Tensor | None = None
         self._blocks = 0
         for group in shape.groups():
             self._blocks = group.block + 1
             self._place(group, frozenset(targets))
 
-    def banks(self, a: Tensor, b: Tensor) -> list[dict[str, Bank]]:
-        """Return views of flat tensors `[n, a_size]` and `[n, b_size]`, block by block."""
+    @property
+    def columns(self) -> dict[tuple[int, str], slice]:
+        """The columns of each group's magnitudes, by block and name."""
+        return {(one.block, one.name): slice(one.m_at, one.m_at + one.outputs) for one in self.groups}
+
+    def banks(self, a: Tensor, b: Tensor, m: Tensor) -> list[dict[str, Bank]]:
+        """Return views of flat tensors `[n, a_size]`, `[n, b_size]` and `[n, m_size]`, block by block."""
         blocks: list[dict[str, Bank]] = [{} for _ in range(self._blocks)]
         n, rank = len(a), self.rank
         for group in self.groups:
@@ -199,33 +266,46 @@ class BankLayout:
                     b[:, at : at + size * rank].view(n, size, rank) for at, size in zip(group.b_at, sizes, strict=True)
                 ),
                 columns=group.columns,
+                factors=m[:, group.m_at : group.m_at + group.outputs] if self._dora else None,
             )
         return blocks
 
-    def write(self, pairs: Pairs, a_row: Tensor, b_row: Tensor) -> None:
+    def write(self, pairs: Pairs, rows: Rows) -> None:
         """Write one adapter into a row of each; missing parts become zero."""
-        a_row.zero_()
-        b_row.zero_()
-        for name, a, b in self._pairs(a_row, b_row):
+        for row in rows:
+            row.zero_()
+        for name, a, b, m in self._pairs(rows):
             given = pairs.get(name)
             if given is not None:
                 rank = len(given[0])
                 a[:rank].copy_(given[0])
                 b[:, :rank].copy_(given[1])
+                if len(given) > PLAIN:
+                    m.copy_(given[2])
 
-    def read(self, names: Pairs, a_row: Tensor, b_row: Tensor, rank: int) -> Pairs:
-        """Return copies, on the CPU, of the matrices of the given names, cut to a rank.
+    def read(self, names: Iterable[str], rows: Rows, spec: AdapterSpec) -> Pairs:
+        """Return copies, on the CPU, of the matrices of the given names, as an adapter has them.
 
         They are collected on the device and copied at once: hundreds of small copies take seconds.
         """
-        found = [(name, a[:rank], b[:, :rank]) for name, a, b in self._pairs(a_row, b_row) if name in names]
+        wanted, rank, count = set(names), spec.rank, 3 if spec.dora else PLAIN
+        found = [(name, (a[:rank], b[:, :rank], m)[:count]) for name, a, b, m in self._pairs(rows) if name in wanted]
         if not found:
             return {}
-        parts = [part for _, a, b in found for part in (a, b)]
+        parts = [part for _, own in found for part in own]
         flat = self._on_cpu(torch.cat([part.reshape(-1) for part in parts]).float())
         pieces = flat.split([part.numel() for part in parts])
-        copies = [piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)]
-        return {name: (copies[2 * at], copies[2 * at + 1]) for at, (name, _, _) in enumerate(found)}
+        copies = iter([piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)])
+        return {name: tuple(islice(copies, count)) for name, _ in found}
+
+    def mark(self, names: Iterable[str], row: Tensor) -> None:
+        """Set the columns of magnitudes of the given names to one, all others to zero."""
+        wanted = set(names)
+        row.zero_()
+        for group in self.groups:
+            for target, (first, last) in zip(group.targets, group.columns, strict=True):
+                if target in wanted:
+                    row[group.m_at + first : group.m_at + last] = 1
 
     def _on_cpu(self, flat: Tensor) -> Tensor:
         """Return a copy on the CPU, through page-locked memory: three times as fast, and kept for the next one."""
@@ -237,12 +317,15 @@ class BankLayout:
         staged.copy_(flat)
         return staged.clone()
 
-    def _pairs(self, a_row: Tensor, b_row: Tensor) -> Iterator[tuple[str, Tensor, Tensor]]:
-        blocks = self.banks(a_row[None], b_row[None])
+    def _pairs(self, rows: Rows) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
+        a_row, b_row, m_row = rows
+        blocks = self.banks(a_row[None], b_row[None], m_row[None])
         for group in self.groups:
             bank = blocks[group.block][group.name]
             for number, target in enumerate(group.targets):
-                yield target, bank.a[0, bank.narrow(number)], bank.b[number][0]
+                first, last = group.columns[number]
+                own = m_row[group.m_at + first : group.m_at + last]
+                yield target, bank.a[0, bank.narrow(number)], bank.b[number][0], own
 
     def _place(self, whole: MatrixGroup, targets: frozenset[str]) -> None:
         present = tuple(one.name for one in whole.matrices if is_target(one.name, targets))
@@ -264,8 +347,11 @@ class BankLayout:
                 targets=present,
                 inputs=inputs,
                 columns=tuple(columns),
+                outputs=begin,
                 a_at=self.a_size,
                 b_at=tuple(b_at),
+                m_at=self.m_size,
             )
         )
+        self.m_size += begin if self._dora else 0
         self.a_size += len(present) * self.rank * inputs

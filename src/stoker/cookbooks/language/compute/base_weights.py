@@ -56,6 +56,9 @@ class FrozenBase(Protocol):
     def records(self) -> bool:
         """True if its steps can be recorded as CUDA graphs."""
 
+    def matrices(self) -> Iterator[tuple[int, str, torch.Tensor]]:
+        """Return the matrices of each group, `[outputs, inputs]`, with its block and name; valid until the next."""
+
     def cache(self) -> SequenceCache:
         """Return a cache of one sequence, which is empty."""
 
@@ -178,6 +181,11 @@ class BaseWeights:
     @property
     def records(self) -> bool:
         return True
+
+    def matrices(self) -> Iterator[tuple[int, str, torch.Tensor]]:
+        for number in range(len(self.layers)):
+            layer = self.layers[number]
+            yield from ((number, name, getattr(layer, name)) for name in _MATRICES)
 
     def cache(self) -> KeyValueCache:
         return KeyValueCache()

@@ -6,14 +6,23 @@ the second half, and gate and up. Norms and the gate are computed again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from stoker.cookbooks.language.compute.banks import Bank, narrowed, narrowed_back, onto, widened
+from stoker.cookbooks.language.compute.banks import (
+    Bank,
+    narrowed,
+    narrowed_back,
+    onto,
+    scaled,
+    scaled_back,
+    widened,
+)
 from stoker.cookbooks.language.compute.base_weights import LayerWeights
 from stoker.cookbooks.language.compute.decoding import KeyValueCache
 from stoker.cookbooks.language.compute.frozen_base import MEMBERS, DecoderShape
@@ -102,6 +111,8 @@ class SavedActivations:
     gate: Tensor
     up: Tensor
     narrow: dict[str, Tensor]
+    products: dict[str, list[Tensor]]
+    """What was multiplied by the factors of adapters with magnitudes."""
 
 
 def forward_block(
@@ -113,18 +124,27 @@ def forward_block(
     """
     model, kernels, eps = now.shape.model, now.kernels, now.shape.eps
     narrow: dict[str, Tensor] = {}
+    products: dict[str, list[Tensor]] = {}
 
-    def seen_by(group: str, given: Tensor) -> tuple[Bank | None, Tensor | None]:
+    def wide(group: str, given: Tensor, *parts: tuple[Tensor, Tensor | None]) -> list[Tensor]:
+        """Return the outputs of the parts of a group, each a weight and a bias, for the group's input."""
         bank = banks.get(group)
-        if bank is not None:
-            narrow[group] = narrowed(_seen(given, number, group, now), bank)
-        return bank, narrow.get(group)
+        if bank is None:
+            return [widened(given, weight, bias, None, None) for weight, bias in parts]
+        seen = _seen(given, number, group, now)
+        narrow[group] = low = narrowed(seen, bank)
+        placed = [(*part, begin) for part, begin in zip(parts, _begins(weight for weight, _ in parts), strict=True)]
+        if bank.factors is None:
+            return [widened(given, weight, bias, bank, low, begin) for weight, bias, begin in placed]
+        made = [scaled(given, seen, weight, bias, bank, low, begin) for weight, bias, begin in placed]
+        products[group] = [product for _, product in made]
+        return [y for y, _ in made]
 
     if more is None:
         normed = kernels.norm(x, layer.norm1, eps)
     else:
         x, normed = kernels.norm_sum(x, more, layer.norm1, eps)
-    qkv = widened(normed, layer.qkv, layer.qkv_bias, *seen_by("qkv", normed))
+    (qkv,) = wide("qkv", normed, (layer.qkv, layer.qkv_bias))
     rows, length = now.looking.positions.shape
     raw = qkv.view(rows, length, -1, model.head_dim)
     heads, kv_heads = model.heads, model.kv_heads
@@ -135,19 +155,18 @@ def forward_block(
     else:
         seen, tape = attend(turned, heads, kv_heads, now.looking, window, keeps=now.keeps)
     seen = seen.view(*x.shape[:2], -1)
-    mixed = widened(seen, layer.o, layer.o_bias, *seen_by("o", seen))
+    (mixed,) = wide("o", seen, (layer.o, layer.o_bias))
     middle, normed = kernels.norm_sum(x, mixed, layer.norm2, eps)
-    adapted, inner = seen_by("gate_up", normed), model.inner
     gate_bias, up_bias = (None, None) if layer.gate_up_bias is None else layer.gate_up_bias.chunk(2)
-    gate = widened(normed, layer.gate_up[:inner], gate_bias, *adapted)
-    up = widened(normed, layer.gate_up[inner:], up_bias, *adapted, begin=inner)
+    opening, inner = layer.gate_up, model.inner
+    gate, up = wide("gate_up", normed, (opening[:inner], gate_bias), (opening[inner:], up_bias))
     gated = kernels.gate(gate, up)
-    out = widened(gated, layer.down, layer.down_bias, *seen_by("down", gated))
+    (out,) = wide("down", gated, (layer.down, layer.down_bias))
     if not now.keeps:
         return middle, out, None
     kept_raw = raw if layer.q_norm is not None else None
     kept = SavedActivations(
-        x=x, raw=kept_raw, attention=tape, seen=seen, middle=middle, gate=gate, up=up, narrow=narrow
+        x=x, raw=kept_raw, attention=tape, seen=seen, middle=middle, gate=gate, up=up, narrow=narrow, products=products
     )
     return middle, out, kept
 
@@ -164,43 +183,59 @@ def backward_block(  # noqa: PLR0913, PLR0917 - what a block's gradients are mad
     """Write the gradients of a block's adapters; return that of its input."""
     model, kernels, eps = now.shape.model, now.kernels, now.shape.eps
 
-    def narrow_back(group: str, *dys: tuple[Tensor, int]) -> tuple[Tensor | None, Tensor | None]:
-        """Return dy B, and its part of the gradient of the group's input."""
-        bank = banks.get(group)
-        if bank is None:
-            return None, None
-        back = narrowed_back(list(dys), kept.narrow[group], bank, gradients[group])
-        added = torch.bmm(back, bank.a)
-        return back, added if now.dropping is None else now.dropping.applied(added, _place(number, group))
+    def wide_back(group: str, *parts: tuple[Tensor, Tensor]) -> tuple[Tensor | None, Tensor]:
+        """Return dy B, and the gradient of the group's input; each part is a gradient and its weight."""
+        bank, added, back = banks.get(group), None, None
+        if bank is not None:
+            own, begins = [dy for dy, _ in parts], _begins(weight for _, weight in parts)
+            if bank.factors is not None:
+                placed = zip(own, kept.products[group], begins, strict=True)
+                own = [scaled_back(dy, product, bank, gradients[group], begin) for dy, product, begin in placed]
+            back = narrowed_back(list(zip(own, begins, strict=True)), kept.narrow[group], bank, gradients[group])
+            added = torch.bmm(back, bank.a)
+            if now.dropping is not None:
+                for mine, (dy, weight) in zip(own, parts, strict=True):
+                    # Products with factors see the group's input after dropout alone.
+                    added = added if mine is dy else onto(added, mine - dy, weight)
+                added = now.dropping.applied(added, _place(number, group))
+            else:
+                parts = tuple((mine, weight) for mine, (_, weight) in zip(own, parts, strict=True))
+        for dy, weight in parts:
+            added = onto(added, dy, weight)
+        assert added is not None  # noqa: S101 - a group has a part
+        return back, added
 
     def finish(group: str, back: Tensor | None, given: Tensor) -> None:
         """Write the gradient of A."""
         if back is not None:
             torch.bmm(back.mT, _seen(given, number, group, now), out=gradients[group].a)
 
-    back, added = narrow_back("down", (dx, 0))
-    dgate, dup, gated = kernels.gate_backward(kept.gate, kept.up, onto(added, dx, layer.down))
+    back, dgated = wide_back("down", (dx, layer.down))
+    dgate, dup, gated = kernels.gate_backward(kept.gate, kept.up, dgated)
     finish("down", back, gated)
-    del gated
+    del gated, dgated
 
-    inner = model.inner
-    back, added = narrow_back("gate_up", (dgate, 0), (dup, inner))
-    dnormed = onto(onto(added, dgate, layer.gate_up[:inner]), dup, layer.gate_up[inner:])
+    back, dnormed = wide_back("gate_up", (dgate, layer.gate_up[: model.inner]), (dup, layer.gate_up[model.inner :]))
     del dgate, dup
     dmiddle, normed = kernels.norm_backward(kept.middle, layer.norm2, eps, dnormed, dx)
     finish("gate_up", back, normed)
 
-    back, added = narrow_back("o", (dmiddle, 0))
+    back, dseen = wide_back("o", (dmiddle, layer.o))
     finish("o", back, kept.seen)
     assert kept.attention is not None  # noqa: S101 - only without a cache is anything kept
-    dq, dk, dv = kept.attention(onto(added, dmiddle, layer.o))
+    dq, dk, dv = kept.attention(dseen)
     dturned = _turned_back(dq, dk, dv, now)
     dqkv = _normed_heads_backward(dturned, kept, layer, model.heads, model.kv_heads, now).view(*dx.shape[:2], -1)
 
-    back, added = narrow_back("qkv", (dqkv, 0))
-    dx, normed = kernels.norm_backward(kept.x, layer.norm1, eps, onto(added, dqkv, layer.qkv), dmiddle)
+    back, dnormed = wide_back("qkv", (dqkv, layer.qkv))
+    dx, normed = kernels.norm_backward(kept.x, layer.norm1, eps, dnormed, dmiddle)
     finish("qkv", back, normed)
     return dx
+
+
+def _begins(weights: Iterable[Tensor]) -> list[int]:
+    """Return the column of the group at which the outputs of each part begin."""
+    return [0, *accumulate(map(len, weights))][:-1]
 
 
 def _turned_back(dq: Tensor, dk: Tensor, dv: Tensor, now: PassContext) -> Tensor:

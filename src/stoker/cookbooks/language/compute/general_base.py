@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, linear
 
 from stoker.cookbooks.language.arguments import BaseDtype
-from stoker.cookbooks.language.compute.banks import Bank, narrowed, onto, widened
+from stoker.cookbooks.language.compute.banks import Bank, narrowed, onto, scaled, scaled_back, widened
 from stoker.cookbooks.language.compute.base_weights import dequantise_on, packed
 from stoker.cookbooks.language.compute.blocks import IGNORED, PassDropout, chunk_tokens
 from stoker.cookbooks.language.compute.decoding import ModuleCache
@@ -118,23 +118,35 @@ class _AdaptedProduct(torch.autograd.Function):
         """`anchor` requires a gradient, so that there is a backward pass where `x` depends on no adapter."""
         bank = now.banks[layer.matrix.name]
         rows = x.reshape(now.members, -1, x.shape[-1])
-        narrow = narrowed(_dropped(rows, layer, now), bank)
-        ctx.save_for_backward(rows, narrow)
+        seen = _dropped(rows, layer, now)
+        narrow = narrowed(seen, bank)
         ctx.layer, ctx.now, ctx.shape = layer, now, x.shape
-        return widened(rows, layer.weight, layer.bias, bank, narrow)
+        if bank.factors is None:
+            ctx.save_for_backward(rows, narrow, None)
+            return widened(rows, layer.weight, layer.bias, bank, narrow)
+        y, product = scaled(rows, seen, layer.weight, layer.bias, bank, narrow)
+        ctx.save_for_backward(rows, narrow, product)
+        return y
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, None, None, None]:
-        rows, narrow = ctx.saved_tensors
+        rows, narrow, product = ctx.saved_tensors
         layer, now = ctx.layer, ctx.now
         bank, gradient = now.banks[layer.matrix.name], now.gradients[layer.matrix.name]
-        back = torch.bmm(dy, bank.b[0])
+        own = dy if product is None else scaled_back(dy, product, bank, gradient)
+        back = torch.bmm(own, bank.b[0])
         # Added: a module may use a matrix more than once.
-        gradient.b[0].baddbmm_(dy.mT, narrow)
+        gradient.b[0].baddbmm_(own.mT, narrow)
         gradient.a.baddbmm_(back.mT, _dropped(rows, layer, now))
         if not ctx.needs_input_grad[0]:
             return None, None, None, None
-        dx = onto(_dropped(torch.bmm(back, bank.a), layer, now), dy, layer.weight)
+        weight, added = layer.weight, torch.bmm(back, bank.a)
+        if now.dropping is None:
+            dx = onto(added, own, weight)
+        else:
+            # Own is dy, but for magnitudes: their products see x after dropout alone.
+            added = added if own is dy else onto(added, own - dy, weight)
+            dx = onto(_dropped(added, layer, now), dy, weight)
         return dx.view(ctx.shape), None, None, None
 
 
@@ -216,6 +228,10 @@ class GeneralBase:
         unlike = {one.data_ptr(): one for one in self.module.state_dict(keep_vars=True).values()}
         whole: int = sum(one.numel() * one.element_size() for one in unlike.values())
         return whole + sum(layer.packed_bytes for layer in self._layers)
+
+    def matrices(self) -> Iterator[tuple[int, str, Tensor]]:
+        """Return all matrices that may have adapters."""
+        return ((0, layer.matrix.name, layer.weight) for layer in self._layers)
 
     def cache(self) -> ModuleCache:
         """Return a cache of one sequence, which is empty."""

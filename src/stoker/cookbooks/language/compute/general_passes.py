@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from stoker.cookbooks.language.compute.banks import BankLayout
+from stoker.cookbooks.language.compute.banks import BankLayout, Rows
 from stoker.cookbooks.language.compute.blocks import Banks
 from stoker.cookbooks.language.compute.decoding import ModuleCache, SequenceCache
 from stoker.cookbooks.language.compute.general_base import GeneralBase, PassAdapters
@@ -22,7 +22,7 @@ class GeneralPassRunner(AdapterPasses):
     def __init__(
         self, base: GeneralBase, layout: BankLayout, state: AdapterSlotState, kernels: PointwiseKernels
     ) -> None:
-        super().__init__(layout, state, kernels)
+        super().__init__(base, layout, state, kernels)
         self._base = base
 
     def prepare(self, length: int) -> None:
@@ -35,14 +35,15 @@ class GeneralPassRunner(AdapterPasses):
                 given.tokens.flatten(0, 1), given.looking, cache if isinstance(cache, ModuleCache) else None
             )
 
-    def _gradients(self, given: PassInput) -> tuple[Tensor, Tensor, Tensor]:
+    def _gradients(self, given: PassInput) -> tuple[Tensor, Rows]:
         base, n = self._base, len(given.tokens)
         a = torch.zeros(n, self._layout.a_size, dtype=base.dtype, device=base.device)
         b = torch.zeros(n, self._layout.b_size, dtype=base.dtype, device=base.device)
+        m = torch.zeros(n, self._layout.m_size, device=base.device)
         now = PassAdapters(
             members=n,
             banks=self._banks(given.index)[0],
-            gradients=self._layout.banks(a, b)[0],
+            gradients=self._layout.banks(a, b, m)[0],
             dropping=self._dropping(given),
         )
         with torch.enable_grad(), base.adapted(now):
@@ -54,7 +55,7 @@ class GeneralPassRunner(AdapterPasses):
                 weighed = weigh(losses, given.answers)
                 scores, weights = weighed.scores, weighed.weights
             (losses * weights).sum().backward()
-        return scores, a, b
+        return scores, (a, b, m)
 
     def _token_losses(self, given: PassInput, banks: Sequence[Banks]) -> Tensor:
         with self._base.adapted(PassAdapters(members=len(given.tokens), banks=banks[0])):

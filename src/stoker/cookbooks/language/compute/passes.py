@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from stoker.cookbooks.language.arguments import Objective
-from stoker.cookbooks.language.compute.banks import AdapterSpec, BankLayout, Optim
+from stoker.cookbooks.language.compute.banks import AdapterSpec, Bank, BankLayout, Optim, Rows, squares_beside
 from stoker.cookbooks.language.compute.base_weights import BaseWeights, FrozenBase
 from stoker.cookbooks.language.compute.blocks import (
     IGNORED,
@@ -30,6 +30,7 @@ from stoker.cookbooks.language.compute.blocks import (
 from stoker.cookbooks.language.compute.decoding import KeyValueCache, SequenceCache
 from stoker.cookbooks.language.compute.math import AttentionMask, PointwiseKernels, tables
 from stoker.cookbooks.language.compute.objectives import AnswerInput, answer_logps, weigh
+from stoker.core.errors import BadInput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,21 +59,38 @@ class PassInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TrainedNumbers:
+    """Numbers of one sort of all adapters, with their optimiser's moments: a row for each slot."""
+
+    weights: Tensor
+    first: Tensor
+    second: Tensor
+    used: Tensor
+    """What products use: in the base's precision, B scaled; for magnitudes the factors of outputs."""
+    gathered: Tensor
+    """Rows since the last update."""
+
+    @classmethod
+    def empty(cls, count: int, size: int, dtype: torch.dtype, device: str) -> TrainedNumbers:
+        """Return zeros for so many adapters; `dtype` is that of products."""
+        weights, first, second, gathered = (torch.zeros(count, size, device=device) for _ in range(4))
+        used = torch.zeros(count, size, dtype=dtype, device=device)
+        return cls(weights=weights, first=first, second=second, used=used, gathered=gathered)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AdapterSlotState:
     """All changing tensors: a row for each slot."""
 
-    a: Tensor
-    b: Tensor
-    a_first: Tensor
-    b_first: Tensor
-    a_second: Tensor
-    b_second: Tensor
-    a_used: Tensor
-    b_used: Tensor
-    """The weights used in products: in the base's precision, B scaled."""
-    a_gathered: Tensor
-    b_gathered: Tensor
-    """Gradients since the last update."""
+    a: TrainedNumbers
+    b: TrainedNumbers
+    m: TrainedNumbers
+    """Magnitudes of outputs (DoRA); empty if no adapter has any."""
+    has_magnitude: Tensor
+    inverse_norms: Tensor
+    """One over the norms of adapted matrices, `[slots, m_size]`; zero without a magnitude."""
+    base_squares: Tensor
+    """The squared norms of the base's own, `[m_size]`."""
     scales: Tensor
     dropouts: Tensor
     seeds: Tensor
@@ -85,20 +103,27 @@ class AdapterSlotState:
     @classmethod
     def empty(cls, layout: BankLayout, count: int, base: FrozenBase) -> AdapterSlotState:
         """Return zeros for so many adapters."""
-        device = base.device
-
-        def zeros(size: int, dtype: torch.dtype = torch.float32) -> Tensor:
-            return torch.zeros(count, size, dtype=dtype, device=device)
-
-        a, b = layout.a_size, layout.b_size
+        device, m = base.device, layout.m_size
         numbers = {
             name: torch.zeros(count, device=device, dtype=torch.int64) for name in ("seeds", "updates", "passes")
         }
         return cls(
-            a=zeros(a), b=zeros(b), a_first=zeros(a), b_first=zeros(b), a_second=zeros(a), b_second=zeros(b),
-            a_used=zeros(a, base.dtype), b_used=zeros(b, base.dtype), a_gathered=zeros(a), b_gathered=zeros(b),
-            scales=zeros(1), dropouts=torch.zeros(count, device=device), settings=zeros(6), **numbers,
-        )  # fmt: skip
+            a=TrainedNumbers.empty(count, layout.a_size, base.dtype, device),
+            b=TrainedNumbers.empty(count, layout.b_size, base.dtype, device),
+            m=TrainedNumbers.empty(count, m, torch.float32, device),
+            has_magnitude=torch.zeros(count, m, dtype=torch.bool, device=device),
+            inverse_norms=torch.zeros(count, m, device=device),
+            base_squares=torch.zeros(m, device=device),
+            scales=torch.zeros(count, 1, device=device),
+            dropouts=torch.zeros(count, device=device),
+            settings=torch.zeros(count, 6, device=device),
+            **numbers,
+        )
+
+    @property
+    def trained(self) -> tuple[TrainedNumbers, ...]:
+        """All that is trained."""
+        return (self.a, self.b, self.m)
 
     def settle(self, slot: int, spec: AdapterSpec, optim: Optim, updates: int) -> None:
         """Set the settings of the adapter in a slot, and prepare its weights for use."""
@@ -109,28 +134,39 @@ class AdapterSlotState:
         settings = (*optim.betas, optim.eps, optim.weight_decay, optim.clip, optim.b_rate)
         self.settings[slot] = torch.tensor(settings, device=self.settings.device)
         self.forget((slot,))
-        self.a_used[slot] = self.a[slot].to(self.a_used.dtype)
-        self.b_used[slot] = (self.b[slot] * self.scales[slot]).to(self.b_used.dtype)
+        self.a.used[slot] = self.a.weights[slot].to(self.a.used.dtype)
+        self.b.used[slot] = (self.b.weights[slot] * self.scales[slot]).to(self.b.used.dtype)
 
     def forget(self, slots: Sequence[int]) -> None:
         """Discard gradients since the last update."""
         for slot in slots:
-            for gathered in (self.a_gathered, self.b_gathered, self.passes):
+            for gathered in (*(one.gathered for one in self.trained), self.passes):
                 gathered[slot] = 0
 
 
 class AdapterPasses(ABC):
     """Passes over one base: what does not depend on how the base is computed."""
 
-    def __init__(self, layout: BankLayout, state: AdapterSlotState, kernels: PointwiseKernels) -> None:
+    def __init__(
+        self, frozen: FrozenBase, layout: BankLayout, state: AdapterSlotState, kernels: PointwiseKernels
+    ) -> None:
+        self._frozen = frozen
         self._layout = layout
         self.state = state
         self._kernels = kernels
-        self._all = layout.banks(state.a_used, state.b_used)
+        self._all = layout.banks(state.a.used, state.b.used, state.m.used)
+        if layout.m_size:
+            with torch.no_grad():
+                for columns, weight, _ in self._weighed(self._all):
+                    norms = torch.linalg.vector_norm(weight, dim=1, dtype=torch.float32)
+                    state.base_squares[columns] = norms.square()
 
     @abstractmethod
-    def _gradients(self, given: PassInput) -> tuple[Tensor, Tensor, Tensor]:
-        """Return each member's loss and what else its objective scores, and the gradients of its A's and B's."""
+    def _gradients(self, given: PassInput) -> tuple[Tensor, Rows]:
+        """Return each member's loss and what else its objective scores, and the gradients of what it trains.
+
+        Those of magnitudes are gradients of the factors.
+        """
 
     @abstractmethod
     def _token_losses(self, given: PassInput, banks: Sequence[Banks]) -> Tensor:
@@ -153,20 +189,24 @@ class AdapterPasses(ABC):
         Of pairs `[5, n]`: further how many are ranked right, and their margins.
         """
         state, index = self.state, given.index
-        (loss, *ranking), a, b = self._gradients(given)
+        (loss, *ranking), (a, b, m) = self._gradients(given)
+        gradients: Rows = (a, b, m * _rows(state.inverse_norms, index))
         if given.gathers:
-            a = _rows(state.a_gathered, index) + a
-            b = _rows(state.b_gathered, index) + b
-        lengths = torch.linalg.vector_norm(a, dim=1, dtype=torch.float32, keepdim=True)
-        scaled = torch.linalg.vector_norm(b, dim=1, dtype=torch.float32, keepdim=True) * _rows(state.scales, index)
-        norms = (lengths.square() + scaled.square()).sqrt().squeeze(1)
+            a, b, m = (_rows(one.gathered, index) + new for one, new in zip(state.trained, gradients, strict=True))
+            gradients = (a, b, m)
+        factors = (1.0, _rows(state.scales, index), 1.0)
+        squares = [
+            (torch.linalg.vector_norm(one, dim=1, dtype=torch.float32, keepdim=True) * factor).square()
+            for one, factor in zip(gradients, factors, strict=True)
+        ]
+        norms = sum(squares[1:], squares[0]).sqrt().squeeze(1)
         is_finite = loss.isfinite() & norms.isfinite()
         if given.updates_any:
-            self._update(given, index, a, b, norms, is_finite)
+            self._update(given, index, gradients, norms, is_finite)
         if given.gathers:
             keeps = ~given.update[:, None]
-            _put(state.a_gathered, index, torch.where(keeps, a, 0.0))
-            _put(state.b_gathered, index, torch.where(keeps, b, 0.0))
+            for part, gradient in zip(state.trained, gradients, strict=True):
+                _put(part.gathered, index, torch.where(keeps, gradient, 0.0))
             _put(state.passes, index, torch.where(given.update, 0, _rows(state.passes, index) + 1))
         return torch.stack([loss, norms, is_finite.float(), *ranking])
 
@@ -186,8 +226,46 @@ class AdapterPasses(ABC):
         losses = self._token_losses(given, [{}] * len(self._all))
         return answer_logps(losses, given.answers.places, given.answers.reference.shape[1])[0]
 
+    def set_magnitudes(self, slot: int, names: Collection[str], *, begins: bool) -> None:
+        """Set the matrices of a slot that have magnitudes: at the beginning the norms of the base's outputs.
+
+        Raises `BadInput` if one of these is zero.
+        """
+        state = self.state
+        has = state.has_magnitude[slot]
+        self._layout.mark(names, has)
+        if not names:
+            state.m.used[slot], state.inverse_norms[slot] = 1.0, 0.0
+            return
+        if begins:
+            norms = state.base_squares.sqrt()
+            if (has & ~(norms > 0)).any():
+                message = "a matrix of the base has an output whose weights are all zero: it has no direction"
+                raise BadInput(message, hint="dora=false, or other targets=")
+            state.m.weights[slot] = torch.where(has, norms, 0.0)
+        self._weigh(torch.tensor([slot], device=state.m.used.device))
+
+    def _weigh(self, index: Tensor | None) -> None:
+        """Compute the factors of outputs: magnitudes over the norms of the matrices with their adapters."""
+        state = self.state
+        if not self._layout.m_size:
+            return
+        squares = torch.zeros_like(_rows(state.inverse_norms, index))
+        for columns, weight, bank in self._weighed(self._banks(index)):
+            squares[:, columns] = squares_beside(weight, bank)
+        has, norms = _rows(state.has_magnitude, index), (state.base_squares + squares).clamp(min=0.0).sqrt()
+        _put(state.m.used, index, torch.where(has, _rows(state.m.weights, index) / norms, 1.0))
+        _put(state.inverse_norms, index, torch.where(has, 1.0 / norms, 0.0))
+
+    def _weighed(self, banks: Sequence[Banks]) -> Iterator[tuple[slice, Tensor, Bank]]:
+        """Return the columns of each group's magnitudes, its matrices, and its adapters."""
+        columns = self._layout.columns
+        for block, name, weight in self._frozen.matrices():
+            if (block, name) in columns:
+                yield columns[block, name], weight, banks[block][name]
+
     def _update(
-        self, given: PassInput, index: Tensor | None, a: Tensor, b: Tensor, norms: Tensor, is_finite: Tensor
+        self, given: PassInput, index: Tensor | None, gradients: Rows, norms: Tensor, is_finite: Tensor
     ) -> None:
         state = self.state
         is_moved = given.update & is_finite
@@ -195,11 +273,13 @@ class AdapterPasses(ABC):
         count = _rows(state.updates, index) + 1
         shortened = (clip / (norms[:, None] + 1e-6)).clamp(max=1.0)
         scales = _rows(state.scales, index)
-        rates = given.rates[:, None]
-        for whole, gradient, scale, rate in (
-            ((state.a, state.a_first, state.a_second, state.a_used), a, torch.ones_like(scales), rates),
-            ((state.b, state.b_first, state.b_second, state.b_used), b, scales, rates * b_rate),
-        ):
+        rates, ones = given.rates[:, None], torch.ones_like(scales)
+        # In PEFT's LoRA+ magnitudes have the rate of B.
+        how = ((ones, rates), (scales, rates * b_rate), (ones, rates * b_rate))
+        for trained, gradient, (scale, rate) in zip(state.trained, gradients, how, strict=True):
+            if not gradient.shape[1]:
+                continue
+            whole = (trained.weights, trained.first, trained.second, trained.used)
             parts = [_rows(one, index) for one in whole]
             self._kernels.move(
                 *parts, gradient, scale, is_moved[:, None], rate, shortened,
@@ -208,6 +288,7 @@ class AdapterPasses(ABC):
             for one, part in zip(whole, parts, strict=True):
                 _put(one, index, part)
         _put(state.updates, index, torch.where(is_moved, count, count - 1))
+        self._weigh(index)
 
     def _dropping(self, given: PassInput) -> PassDropout | None:
         """Return the dropout of a training pass."""
@@ -220,7 +301,8 @@ class AdapterPasses(ABC):
     def _banks(self, index: Tensor | None) -> Sequence[Banks]:
         if index is None:
             return self._all
-        return self._layout.banks(self.state.a_used[index], self.state.b_used[index])
+        state = self.state
+        return self._layout.banks(state.a.used[index], state.b.used[index], state.m.used[index])
 
 
 class PassRunner(AdapterPasses):
@@ -229,7 +311,7 @@ class PassRunner(AdapterPasses):
     def __init__(
         self, base: BaseWeights, layout: BankLayout, state: AdapterSlotState, kernels: PointwiseKernels
     ) -> None:
-        super().__init__(layout, state, kernels)
+        super().__init__(base, layout, state, kernels)
         self._base = base
         self._tables: list[tuple[Tensor, Tensor]] = [(torch.empty(0), torch.empty(0))]
 
@@ -242,7 +324,7 @@ class PassRunner(AdapterPasses):
             head_dim, rotation = self._base.shape.model.head_dim, self._base.shape.rotation
             self._tables.append(tables(rotation, head_dim, max(length, 2048), self._base.device))
 
-    def _gradients(self, given: PassInput) -> tuple[Tensor, Tensor, Tensor]:
+    def _gradients(self, given: PassInput) -> tuple[Tensor, Rows]:
         banks = self._banks(given.index)
         hidden, normed, kept, now = self._forward(given, banks, keeps=True)
         base, n = self._base, given.tokens.shape[0]
@@ -252,8 +334,9 @@ class PassRunner(AdapterPasses):
         del normed, dnormed
         a = torch.empty(n, self._layout.a_size, dtype=base.dtype, device=base.device)
         b = torch.empty(n, self._layout.b_size, dtype=base.dtype, device=base.device)
-        self._backward(dx.view_as(hidden), banks, self._layout.banks(a, b), now, kept)
-        return scores, a, b
+        m = torch.zeros(n, self._layout.m_size, device=base.device)
+        self._backward(dx.view_as(hidden), banks, self._layout.banks(a, b, m), now, kept)
+        return scores, (a, b, m)
 
     def _scores_and_gradient(self, given: PassInput, normed: Tensor) -> tuple[Tensor, Tensor]:
         """Return each member's loss and what else its objective scores, and the gradient of the last hidden rows."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stoker.cookbooks.language.compute.banks import AdapterSpec, AdapterState, BankLayout, Optim, Pairs
+from stoker.cookbooks.language.compute.banks import PLAIN, AdapterSpec, AdapterState, BankLayout, Optim, Pairs, Rows
 from stoker.cookbooks.language.compute.base_weights import BaseWeights, FrozenBase
 from stoker.cookbooks.language.compute.decoding import SequenceCache
 from stoker.cookbooks.language.compute.math import (
@@ -245,22 +245,26 @@ _EVEN_RANK = 8
 class Slots:
     """`count` slots for adapters of up to `rank`. Not thread-safe."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the size of the slots, and how they compute
         self,
         base: FrozenBase,
         *,
         count: int,
         rank: int,
         targets: tuple[str, ...],
+        dora: bool = False,
         compiles: bool | None = None,
         records: bool | None = None,
     ) -> None:
-        """Allocate the slots. `compiles` and `records`: kernels and CUDA graphs (default: if available)."""
+        """Allocate the slots, with magnitudes if an adapter may have any (`dora`).
+
+        `compiles` and `records`: kernels and CUDA graphs (default: if available).
+        """
         is_gpu = base.device != "cpu"
         self.base = base
         self.count = count
         even = -(-rank // _EVEN_RANK) * _EVEN_RANK if is_gpu else rank
-        self.layout = BankLayout(base.shape, targets, even)
+        self.layout = BankLayout(base.shape, targets, even, dora=dora)
         self._state = AdapterSlotState.empty(self.layout, count, base)
         self._specs: list[AdapterSpec | None] = [None] * count
         self._names: list[dict[str, Any]] = [{} for _ in range(count)]
@@ -279,13 +283,13 @@ class Slots:
         """Load an adapter into a slot, with its optimiser state."""
         state, optim = self._state, optim or Optim()
         with torch.no_grad():
-            for pairs, a, b in (
-                (adapter.weights, state.a, state.b),
-                (adapter.first, state.a_first, state.b_first),
-                (adapter.second, state.a_second, state.b_second),
-            ):
-                self.layout.write(pairs, a[slot], b[slot])
+            for kept in ("weights", "first", "second"):
+                self.layout.write(getattr(adapter, kept), self._rows(slot, kept))
             state.settle(slot, adapter.spec, optim, adapter.steps)
+            if self.layout.m_size:
+                weighed = adapter.weights if adapter.spec.dora else {}
+                begins = all(len(one) == PLAIN for one in weighed.values())
+                self._passing.set_magnitudes(slot, weighed.keys(), begins=begins)
         self._gathering.discard(slot)
         self._specs[slot] = adapter.spec
         self._names[slot] = dict.fromkeys(adapter.weights)
@@ -296,17 +300,22 @@ class Slots:
         return AdapterState(
             spec=spec,
             weights=self.weights(slot),
-            first=self._read(slot, state.a_first, state.b_first),
-            second=self._read(slot, state.a_second, state.b_second),
+            first=self._read(slot, "first"),
+            second=self._read(slot, "second"),
             steps=int(state.updates[slot]),
         )
 
     def weights(self, slot: int) -> Pairs:
         """Return a copy of the adapter's matrices, without the optimiser's state."""
-        return self._read(slot, self._state.a, self._state.b)
+        return self._read(slot, "weights")
 
-    def _read(self, slot: int, a: Tensor, b: Tensor) -> Pairs:
-        return self.layout.read(self._names[slot], a[slot], b[slot], self._spec(slot).rank)
+    def _read(self, slot: int, kept: str) -> Pairs:
+        return self.layout.read(self._names[slot], self._rows(slot, kept), self._spec(slot))
+
+    def _rows(self, slot: int, kept: str) -> Rows:
+        """Return the numbers of a slot that trained tensors keep under a name."""
+        a, b, m = (getattr(one, kept)[slot] for one in self._state.trained)
+        return a, b, m
 
     def _spec(self, slot: int) -> AdapterSpec:
         spec = self._specs[slot]

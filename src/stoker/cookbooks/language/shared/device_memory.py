@@ -24,9 +24,12 @@ class BankSize:
     count: int
     rank: int
     targets: tuple[str, ...]
+    dora: bool = False
+    """True if a member has magnitudes."""
 
     def holds(self, other: BankSize) -> bool:
-        return other.count <= self.count and other.rank <= self.rank and set(other.targets) <= set(self.targets)
+        is_large = other.count <= self.count and other.rank <= self.rank and other.dora <= self.dora
+        return is_large and set(other.targets) <= set(self.targets)
 
 
 def room_for(loaded: Iterable[tuple[int, AdapterSpec]], order: tuple[str, ...], least: int = 1) -> BankSize:
@@ -40,6 +43,7 @@ def room_for(loaded: Iterable[tuple[int, AdapterSpec]], order: tuple[str, ...], 
         count=max([least, *(slot + 1 for slot, _ in members)]),
         rank=max((spec.rank for _, spec in members), default=1),
         targets=(*(target for target in order if target in wanted), *sorted(wanted.difference(order))),
+        dora=any(spec.dora for _, spec in members),
     )
 
 
@@ -99,7 +103,7 @@ class ResizableSlots:
     def _fill(self, room: BankSize, held: dict[int, tuple[AdapterState, Optim]]) -> None:
         # The old banks are freed first: there may not be memory for both.
         self.slots = None
-        self.slots = Slots(self.base, count=room.count, rank=room.rank, targets=room.targets)
+        self.slots = Slots(self.base, count=room.count, rank=room.rank, targets=room.targets, dora=room.dora)
         self._room = room
         for slot, (adapter, optim) in held.items():
             self.slots.load(slot, adapter, optim)

@@ -349,6 +349,7 @@ class AdapterMember:
             dropout=args.dropout,
             seed=args.seed,
             rslora=args.rslora,
+            dora=args.dora,
             is_transposed=self._is_transposed,
         )
 

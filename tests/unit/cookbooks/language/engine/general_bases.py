@@ -101,15 +101,16 @@ def targets(base: GeneralBase, *words: str) -> tuple[str, ...]:
     return settled_targets(words or ("all-linear",), [one.name for one in adaptable(base.shape)])
 
 
-def three_unlike(base: GeneralBase, steps: int) -> list[Member]:
+def three_unlike(base: GeneralBase, steps: int, *, dora: bool = False) -> list[Member]:
+    """Members that differ; with `dora` two of them have magnitudes."""
     return [
         Member(
-            spec=AdapterSpec(rank=4, alpha=8.0, targets=targets(base), seed=1),
+            spec=AdapterSpec(rank=4, alpha=8.0, targets=targets(base), seed=1, dora=dora),
             batches=some_batches(1, steps),
             rates=[3e-3] * steps,
         ),
         Member(
-            spec=AdapterSpec(rank=2, alpha=3.0, targets=targets(base, "attention"), rslora=True, seed=2),
+            spec=AdapterSpec(rank=2, alpha=3.0, targets=targets(base, "attention"), rslora=True, seed=2, dora=dora),
             batches=some_batches(2, steps, longest=9),
             rates=[1e-2] * steps,
             optim=Optim(clip=0.05, weight_decay=0.1),
@@ -126,7 +127,8 @@ def three_unlike(base: GeneralBase, steps: int) -> list[Member]:
 
 def slots_of(base: GeneralBase, members: list[Member]) -> Slots:
     wanted = tuple(dict.fromkeys(target for one in members for target in one.spec.targets))
-    slots = Slots(base, count=len(members), rank=max(one.spec.rank for one in members), targets=wanted)
+    dora = any(one.spec.dora for one in members)
+    slots = Slots(base, count=len(members), rank=max(one.spec.rank for one in members), targets=wanted, dora=dora)
     for slot, member in enumerate(members):
         slots.load(slot, fresh_adapter(base.shape, member.spec), member.optim)
     return slots

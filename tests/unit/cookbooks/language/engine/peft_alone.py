@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from stoker.cookbooks.language.compute.banks import AdapterState, Optim, Pairs
+from stoker.cookbooks.language.compute.blocks import PassDropout, keys_of
 
 IGNORED = -100
 
@@ -61,21 +62,26 @@ def peft_model(base: Path, adapter: AdapterState, *, dtype: Any = torch.float32,
         lora_alpha=spec.alpha,
         target_modules=list(spec.targets),
         use_rslora=spec.rslora,
+        use_dora=spec.dora,
         task_type="CAUSAL_LM",
         fan_in_fan_out=loaded.config.model_type == "gpt2",
     )
     model = get_peft_model(loaded, config)
     with torch.no_grad():
         for name, pair in lora_pairs(model).items():
-            for mine, theirs in zip(pair, adapter.weights[name], strict=True):
+            # Fresh magnitudes are PEFT's own.
+            for mine, theirs in zip(pair, adapter.weights[name], strict=False):
                 mine.copy_(theirs)
     return model
 
 
-def lora_pairs(model: Any) -> dict[str, tuple[Any, Any]]:
-    """Return PEFT's own parameters by our names."""
+def lora_pairs(model: Any) -> dict[str, tuple[Any, ...]]:
+    """Return PEFT's own parameters by our names: A, B, and magnitudes if there are any."""
+    kinds = ("lora_A", "lora_B", "lora_magnitude_vector")
     return {
-        name.removeprefix("base_model.model."): (module.lora_A.default.weight, module.lora_B.default.weight)
+        name.removeprefix("base_model.model."): tuple(
+            one["default"].weight for one in (getattr(module, kind) for kind in kinds) if "default" in one
+        )
         for name, module in model.named_modules()
         if hasattr(module, "lora_A")
     }
@@ -103,7 +109,7 @@ def peft_trained(
             group["lr"] = rate * group.get("factor", 1.0)
         adamw.step()
         adamw.zero_grad()
-    return losses, {name: (a.detach().cpu().clone(), b.detach().cpu().clone()) for name, (a, b) in pairs.items()}
+    return losses, {name: tuple(one.detach().cpu().clone() for one in pair) for name, pair in pairs.items()}
 
 
 def _optimizer(model: Any, trained: list[Any], optim: Optim) -> Any:
@@ -120,3 +126,19 @@ def _optimizer(model: Any, trained: list[Any], optim: Optim) -> Any:
         group["factor"] = group["lr"]
     assert {group["factor"] for group in made.param_groups if group["params"]} == {1.0, optim.b_rate}
     return made
+
+
+class SameDropout(torch.nn.Module):
+    """Drops of a matrix's input what the engine drops in the passes of one member."""
+
+    def __init__(self, share: float, seed: int, place: int) -> None:
+        super().__init__()
+        self._share, self._seed, self._place = share, seed, place
+        self._update = 0
+
+    def forward(self, x: Any) -> Any:
+        seed, update, first = (torch.tensor([one]) for one in (self._seed, self._update, 0))
+        keys = keys_of(seed, update, first)
+        dropping = PassDropout(shares=torch.tensor([self._share]), keys=keys, length=x.shape[1])
+        self._update += 1
+        return dropping.applied(x.reshape(1, -1, x.shape[-1]), self._place).view(x.shape)

@@ -18,15 +18,13 @@ with imported_later():
     from stoker.cookbooks.language.compute.general_base import load_general
     from stoker.cookbooks.language.compute.slots import Slots
     from tests.unit.cookbooks.language.engine.general_bases import general_base
+    from tests.unit.cookbooks.language.engine.trained_together import noised
 
 ALL = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
 def noise(base: FrozenBase, seed: int, targets: tuple[str, ...] = ALL) -> AdapterState:
-    adapter = fresh_adapter(base.shape, AdapterSpec(rank=2, alpha=4.0, targets=targets, seed=seed))
-    draws = torch.Generator().manual_seed(seed)
-    adapter.weights = {name: (a, torch.randn(b.shape, generator=draws) / 5) for name, (a, b) in adapter.weights.items()}
-    return adapter
+    return noised(fresh_adapter(base.shape, AdapterSpec(rank=2, alpha=4.0, targets=targets, seed=seed)), seed, 0.2)
 
 
 def over(folder: Path, *, count: int = 2) -> Slots:

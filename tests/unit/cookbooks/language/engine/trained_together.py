@@ -36,6 +36,7 @@ class Member:
 
 def room_for(base: BaseWeights, members: Sequence[Member], **how: Any) -> Slots:
     """Make slots and load all members in order."""
+    how = {"dora": any(one.spec.dora for one in members), **how}
     slots = Slots(base, count=len(members), rank=max(one.spec.rank for one in members), targets=ALL, **how)
     for slot, member in enumerate(members):
         slots.load(slot, member.fresh(base), member.optim)
@@ -78,6 +79,20 @@ def _rows(members: dict[int, Member], number: int, length: int) -> tuple[Adapter
         slots=tuple(members), tokens=torch.stack(shown), labels=torch.stack(labels), denominators=denominators
     )
     return everyone, update, rates
+
+
+def noised(adapter: AdapterState, seed: int, size: float) -> AdapterState:
+    """Fill the half that is zero with noise, and magnitudes if there are to be any."""
+    draws = torch.Generator().manual_seed(seed)
+    adapter.weights = {
+        name: (
+            a,
+            torch.randn(b.shape, generator=draws) * size,
+            *[torch.rand(len(b), generator=draws) + 0.5][: adapter.spec.dora],
+        )
+        for name, (a, b) in adapter.weights.items()
+    }
+    return adapter
 
 
 def same_bits(one: AdapterState, other: AdapterState) -> bool:

@@ -42,7 +42,7 @@ def test_members_learn_together_what_they_learn_alone_and_load_in_peft(person: P
     everybody: list[dict[str, Any]] = [
         {**ALL},
         {**ALL, "targets": ("*.attn.c_attn", "mlp.c_proj"), "rank": 2, "packing": True},
-        {**ALL, "targets": ("transformer.h.1.mlp.c_fc",), "accumulate": 2, "dropout": 0.2, "clip": 0.05},
+        {**ALL, "targets": ("transformer.h.1.mlp.c_fc",), "accumulate": 2, "dropout": 0.2, "clip": 0.05, "dora": True},
     ]
     together = [person(number, on=gpt2, **said) for number, said in enumerate(everybody)]
     train(*together)

@@ -107,7 +107,7 @@ def test_members_learn_in_shared_process_what_they_learn_alone(person: People) -
     everybody: list[dict[str, Any]] = [
         {"rank": 2, "lr": 3e-2, "schedule": "linear"},
         {"rank": 6, "targets": ("gate_proj", "o_proj"), "batch": 3, "clip": 0.05},
-        {"accumulate": 2, "weight_decay": 0.1, "seed": 3},
+        {"accumulate": 2, "weight_decay": 0.1, "seed": 3, "dora": True},
         {"packing": True, "epochs": 1, "warmup_percent": 50.0},
         {"max_seq_len": 40, "steps": 7, "batch": 1, "dropout": 0.2},
     ]
@@ -159,7 +159,7 @@ def test_one_who_comes_late_learns_what_it_would_have_learned_and_the_others_do_
 def test_one_who_comes_late_and_is_larger_is_made_room_for(person: People) -> None:
     alone = person(0, world="alone")
     train(alone)
-    first, late = person(0), person(1, rank=9, targets=("k_proj", "up_proj"))
+    first, late = person(0), person(1, rank=9, targets=("k_proj", "up_proj"), dora=True)
     train_members(Gathering([first], [late], borders=4))
     assert isinstance(late.ended, Adapter)
     assert losses(first) == pytest.approx(losses(alone), rel=1e-5)
@@ -173,8 +173,9 @@ def test_a_cancelled_member_ends_alone(person: People) -> None:
     assert isinstance(other.ended, Adapter)
 
 
-def test_a_cancelled_member_goes_on_later_as_if_nothing_had_been(person: People) -> None:
-    said: dict[str, Any] = {"dropout": 0.1, "accumulate": 2, "eval_every": 2}
+@pytest.mark.parametrize("dora", [False, True])
+def test_a_cancelled_member_goes_on_later_as_if_nothing_had_been(person: People, dora: bool) -> None:
+    said: dict[str, Any] = {"dropout": 0.1, "accumulate": 2, "eval_every": 2, "dora": dora}
     whole, stopped = person(0, world="whole", **said), person(0, **said)
     train(whole)
     stopped.on_report = lambda report: setattr(stopped, "is_cancelled", report.get("step") == 4)
