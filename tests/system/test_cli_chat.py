@@ -165,7 +165,7 @@ def test_trials_of_a_sweep_answer_beside_each_other(shell: Shell) -> None:
 
 
 def test_a_machine_of_the_fleet_answers(shell: Shell) -> None:
-    prompt = "2+3=, [it's]: 'x'"
+    prompt = "2+3=, [it's]: 'x' ${HOME}"
     here = shell.stoker("chat", "./one", "./two", "--base", "--prompt", prompt, "--tokens", "4", "--json")
     with fleet(shell):
         words = ("chat", "./one", "./two", "--base", "--on", "desk", "--tokens", "4")

@@ -15,6 +15,7 @@ from stoker.cli.chat_sources import RESET, ChatSource, all_found, named_base
 from stoker.cli.context import CommandContext
 from stoker.cli.machine_jobs import check_machines, fetch_result, require_completed, start_again
 from stoker.cli.screens import busy
+from stoker.config.interpolation import literal
 from stoker.config.values import text_of
 from stoker.cookbooks.language.arguments import SAMPLE
 from stoker.core.errors import BadInput, InvalidTransition, Usage
@@ -97,7 +98,7 @@ def _answers_of(
     given = {**values, "adapter": list(adapters)}
     request = JobRequest(
         target=SAMPLE,
-        overrides=tuple(f"{name}={text_of(value)}" for name, value in given.items()),
+        overrides=tuple(f"{name}={text_of(literal(value))}" for name, value in given.items()),
         name="chat",
         fields={"allowed_hosts": (machine,)},
     )
@@ -110,7 +111,7 @@ def _answers_of(
     )
     job = call.lookup.fleet_job(spec.id, at)
     try:
-        with busy(call, f"answering on {machine} ({job.ref})"):
+        with busy(call, f"answering on {machine}"):
             job.wait(None, lambda _view: None)
     except KeyboardInterrupt:
         try:

@@ -62,6 +62,17 @@ def parse(text: str) -> Template:
     return _parse(text, 0)
 
 
+def literal(value: Any) -> Any:
+    """Return a plain value with each `${` escaped in its texts, so that resolving it returns the given value."""
+    if type(value) is str:
+        return _OPENING.sub(lambda found: f"{found[1] * 2}\\${{", value)
+    if type(value) in (list, tuple):
+        return [literal(item) for item in value]
+    if type(value) is dict:
+        return {key: literal(item) for key, item in value.items()}
+    return value
+
+
 def _parse(text: str, depth: int) -> Template:
     if depth > _DEEPEST:
         message = f"references are nested more than {_DEEPEST} deep"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from stoker.config.interpolation import LONGEST_CHAIN, Reference, TemplateCall, parse
-from stoker.config.values import refers
+from stoker.config.interpolation import LONGEST_CHAIN, Reference, TemplateCall, literal, parse
+from stoker.config.values import refers, text_of
 from stoker.core.digests import digest_value
 from tests.unit.config.composing import FREE, Desk, closed, real, reals, text, texts, whole
 
@@ -34,6 +36,19 @@ def test_inside_text_a_value_is_written_as_text(desk: Desk, value: str, made: st
 def test_escapes_and_neighbours(desk: Desk, written: str, made: object):
     desk.write(config=f"a: 3\nb: '{written}'\n")
     assert desk.values()["b"] == made
+
+
+@given(st.text("${}\\a:.'\"[],= \n"))
+@settings(max_examples=300)
+def test_a_literal_is_resolved_to_itself(text: str):
+    assert "".join(map(str, parse(literal(text)))) == text
+    assert literal([{"a": (text, 1)}]) == [{"a": [literal(text), 1]}]
+
+
+def test_a_literal_stays_what_it_is_in_an_override(desk: Desk):
+    text = "${a} \\${b:c} {d} 'e' \"f\""
+    desk.write(config="a: 3\nb: [x]\n")
+    assert desk.values(f"b={text_of(literal([text]))}")["b"] == [text]
 
 
 def test_items_of_lists_and_maps_are_resolved(desk: Desk):
