@@ -27,6 +27,7 @@ GOALS = {
     "eager-fp32": ("PEFT as it comes, one after another", {512: 25.0, 2048: 7.0, 8192: 2.5}),
     "eager-bf16": ("PEFT in bf16, one after another", {512: 25.0, 2048: 7.0, 8192: 2.5}),
     "compiled": ("PEFT compiled, one after another", {512: 10.0, 2048: 2.0, 8192: 1.15}),
+    "liger": ("PEFT with Liger's kernels, one after another", {512: 1.5, 2048: 1.5, 8192: None}),
     "processes": ("PEFT in {count} processes at once", {512: 4.0, 2048: 2.0, 8192: 1.3}),
 }
 """How many times as quick as the peer, at each number of tokens of one adapter in a step."""
@@ -104,7 +105,7 @@ def _speeds(bench: Benchmark, peft: Parts, company: Parts) -> None:
                     words.format(count=(theirs or {}).get("count", 8)),
                     _seconds(company.get(f"8x{size}")),
                     _seconds(theirs),
-                    1 / goal,
+                    None if goal is None else 1 / goal,
                 )
             )
     for size in SIZES:

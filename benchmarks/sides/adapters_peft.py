@@ -7,6 +7,7 @@
     compiled-SIZE               the same under torch.compile (whole model, fixed shapes, bf16 adapter); first call timed
     graphs-SIZE                 the same with mode="reduce-overhead" (CUDA graphs); not in the default list
     layers-SIZE                 each block compiled by itself (short to compile); not in the default list
+    liger-SIZE                  with Liger's kernels, as they come and compiled; not in the default list
     processes-SIZE              8 processes at once, from a barrier on, in a common window; at 1024 for the memory
 
 Peers get their quick settings: sdpa, no dropout, no clipping, fused AdamW, tokens on the card already, the loss never
@@ -52,6 +53,7 @@ def main() -> int:
     extra: dict[str, gpu_parts.Part] = {
         **{f"graphs-{size}": partial(side.compiled, size, "graphs") for size in SIZES},
         **{f"layers-{size}": partial(side.compiled, size, "layers") for size in SIZES},
+        **{f"liger-{size}": partial(side.liger, size) for size in SIZES},
     }
     return gpu_parts.run_parts("peft", usual | extra, given.only or list(usual), given)
 
@@ -111,6 +113,28 @@ class Side:
             step()
         gpu_parts.forget_peaks(self.device)
         say(str(size), self._rate(step, size))
+
+    def liger(self, size: int, say: Say) -> None:
+        """Measure PEFT with Liger's kernels; the quicker of both ways counts. Full rows: nothing is left to pack."""
+        import torch
+        from liger_kernel.transformers import apply_liger_kernel_to_llama
+
+        apply_liger_kernel_to_llama()
+        model, built_s = self._built("bf16")
+        say("built_s", built_s)
+        found = [self._rate(self._step(model, size), size)]
+        say("plain", found[0])
+        try:
+            step = self._step(model, size, torch.compile(model, dynamic=False))
+            for _ in range(4):
+                step()
+        except Exception as error:  # noqa: BLE001 - not every version of torch compiles around these kernels
+            say("not_compiled", f"{error}"[-200:])
+        else:
+            gpu_parts.forget_peaks(self.device)
+            found.append(self._rate(step, size))
+            say("compiled", found[1])
+        say(str(size), max(found, key=lambda one: float(one["tokens_per_s"])))
 
     def processes(self, size: int, say: Say) -> None:
         told: list[dict[str, Any]] = []
