@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from stoker.coordinator.queue import queue_state as queue_ready
-from stoker.coordinator.queue.queue_state import ReadyJobEntry, ReadyJobs
+from stoker.coordinator.queue import ready_jobs
+from stoker.coordinator.queue.ready_jobs import ReadyJobEntry, ReadyJobs
 from stoker.core.machine import Requirements, SchedulableJob
 from stoker.scheduler.ready_queue import ReadyHead
 from stoker.scheduler.scheduler import Scheduler
@@ -81,7 +81,7 @@ def test_a_long_line_is_read_a_page_at_a_time() -> None:
         line.drop(1, 0, head.seq)
     assert taken == list(range(1, 3001))
     assert not line.heads()
-    assert table.pages < 3000 / queue_ready.LARGEST_PAGE + 8
+    assert table.pages < 3000 / ready_jobs.LARGEST_PAGE + 8
 
 
 def test_many_who_come_at_once_do_not_all_stay_in_memory() -> None:
@@ -91,7 +91,7 @@ def test_many_who_come_at_once_do_not_all_stay_in_memory() -> None:
         line.add(table.jobs[seq])
     (head,) = line.heads()
     assert (head.seq, head.count) == (1, 10_000)
-    assert len(line._levels[1, 0].first) <= queue_ready.LARGEST_PAGE
+    assert len(line._levels[1, 0].first) <= ready_jobs.LARGEST_PAGE
     assert table.pages == 0
 
 

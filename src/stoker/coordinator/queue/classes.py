@@ -16,13 +16,13 @@ from stoker.coordinator.queue.pools import declare_pools
 from stoker.coordinator.queue.queue_state import (
     JobKind,
     QueueState,
-    ReadyJobEntry,
     RegisteredMachine,
     choices_in,
     learn,
     unable,
     unaccepted,
 )
+from stoker.coordinator.queue.ready_jobs import ReadyJobEntry
 from stoker.coordinator.queue.sql import JobRow
 from stoker.coordinator.queue.transaction import WriterTransaction, enter_line, leave_line, plain, telling
 from stoker.core.device import Backend

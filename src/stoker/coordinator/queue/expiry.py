@@ -11,7 +11,8 @@ from stoker.coordinator.queue.claims import order_for
 from stoker.coordinator.queue.commands import LeaseSweepResult, OpenMachine
 from stoker.coordinator.queue.endings import is_kept
 from stoker.coordinator.queue.machines import hold, known_machine, leave, open_machine, see, set_closed_by_worker, stay
-from stoker.coordinator.queue.queue_state import LATE_S, LiveLease, ReadyJobEntry, RegisteredMachine
+from stoker.coordinator.queue.queue_state import LATE_S, LiveLease, RegisteredMachine
+from stoker.coordinator.queue.ready_jobs import ReadyJobEntry
 from stoker.coordinator.queue.sql import JobRow
 from stoker.coordinator.queue.transaction import WriterTransaction, enter_line, forgive, lose
 from stoker.core.events import FleetKinds

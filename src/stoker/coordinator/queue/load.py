@@ -18,11 +18,11 @@ from stoker.coordinator.queue.queue_state import (
     QueueClaimRecord,
     QueueContext,
     QueueState,
-    ReadyJobEntry,
     RegisteredMachine,
     choices_in,
     learn,
 )
+from stoker.coordinator.queue.ready_jobs import ReadyJobEntry
 from stoker.coordinator.queue.sql import EndedRow, LeaseRow, Queries, records
 from stoker.coordinator.queue.transaction import COMPLETED
 from stoker.core.frozen import changed

@@ -20,7 +20,7 @@ from stoker.coordinator.queue.commands import (
     WantTree,
 )
 from stoker.coordinator.queue.endings import is_checkpoint_here
-from stoker.coordinator.queue.queue_state import ReadyJobEntry
+from stoker.coordinator.queue.ready_jobs import ReadyJobEntry
 from stoker.coordinator.queue.sql import JobRow
 from stoker.coordinator.queue.transaction import WriterTransaction, enter_line, leave_line, plain, telling
 from stoker.core.errors import Forbidden, InvalidTransition, NotFound, Unavailable

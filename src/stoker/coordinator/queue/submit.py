@@ -10,7 +10,7 @@ from typing import Any
 from stoker.coordinator.queue.classes import class_of, like_of, put_policies
 from stoker.coordinator.queue.commands import Submit
 from stoker.coordinator.queue.operator_commands import requeue_row
-from stoker.coordinator.queue.queue_state import ReadyJobEntry
+from stoker.coordinator.queue.ready_jobs import ReadyJobEntry
 from stoker.coordinator.queue.sql import JobRow
 from stoker.coordinator.queue.submission_check import (
     CODE_TREE,

@@ -13,7 +13,8 @@ from typing import Any
 from sqlalchemy.engine import Dialect
 
 from stoker.coordinator.database.database import PreparedStatement, WriterConnection
-from stoker.coordinator.queue.queue_state import LiveLease, QueueContext, QueueState, ReadyJobEntry
+from stoker.coordinator.queue.queue_state import LiveLease, QueueContext, QueueState
+from stoker.coordinator.queue.ready_jobs import ReadyJobEntry
 from stoker.coordinator.queue.sql import JobRow, Queries, Statements
 from stoker.core.events import FleetKinds
 from stoker.core.frozen import frozen
