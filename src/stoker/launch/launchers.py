@@ -16,10 +16,12 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from stoker.core.errors import InternalError
+from stoker.core.errors import InternalError, LaunchRefused, NoBackend, StokerError
 from stoker.core.frozen import fresh, frozen
 from stoker.core.pool import LABEL, Allocation, AllocationCause, AllocationState, Pool
+from stoker.core.text import one_line
 from stoker.devices.checkup import Check, CheckStatus
+from stoker.protocol.launch_messages import AllocationMove
 
 MOST_TOGETHER = 100
 """Allocations in one request: Slurm's comment, which names all of them, has at most 1,024 characters."""
@@ -30,6 +32,7 @@ Log = Callable[[str, dict[str, Any]], None]
 """Receives events: a kind and its fields."""
 NEXT = "\n---\n"
 """Between documents of a request that are sent one after the other, each with the same command."""
+LONGEST_MESSAGE = 500
 _HOLE = re.compile(r"\{ticket:([0-9a-f]+)\}")
 
 
@@ -203,3 +206,49 @@ def with_lost(
             for one in lost
         ),
     )
+
+
+@frozen
+class SubmitOutcome:
+    """What came of one request to a backend."""
+
+    state: AllocationState
+    backend_ids: Mapping[str, str] = fresh(factory=dict)
+    message: str = ""
+
+    def move(self, id: str) -> AllocationMove:
+        """Return the change of an allocation in the request."""
+        cause = _OUTCOME_CAUSES.get(self.state)
+        return AllocationMove(
+            id=id, state=self.state, backend_id=self.backend_ids.get(id, ""), cause=cause, message=self.message
+        )
+
+
+_OUTCOME_CAUSES = {
+    AllocationState.REFUSED: AllocationCause.REFUSED,
+    AllocationState.ENDED: AllocationCause.NOT_SUBMITTED,
+}
+
+
+def not_submitted(error: NoBackend) -> SubmitOutcome:
+    """Return the outcome of a request that certainly did not reach its backend."""
+    return SubmitOutcome(state=AllocationState.ENDED, message=last_line(str(error)))
+
+
+def submitted(launcher: Launcher, rendered: Rendered, tickets: Mapping[str, str]) -> SubmitOutcome:
+    """Submit a request, and return what came of it."""
+    try:
+        return SubmitOutcome(state=AllocationState.SUBMITTED, backend_ids=launcher.submit(rendered, tickets))
+    except LaunchRefused as error:
+        return SubmitOutcome(state=AllocationState.REFUSED, message=last_line(str(error)))
+    except NoBackend as error:
+        return not_submitted(error)
+    except StokerError as error:
+        # Unknown: the next looks find out.
+        return SubmitOutcome(state=AllocationState.DOUBTFUL, message=last_line(str(error)))
+
+
+def last_line(text: str) -> str:
+    """Return the last line of a backend's text, for a message."""
+    lines = text.strip().splitlines()
+    return one_line(lines[-1], LONGEST_MESSAGE) if lines else ""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -29,7 +29,15 @@ from stoker.core.pool import (
     PoolState,
 )
 from stoker.core.text import one_line
-from stoker.launch.launchers import MOST_TOGETHER, Launcher, Rendered
+from stoker.launch.launchers import (
+    LONGEST_MESSAGE,
+    MOST_TOGETHER,
+    Launcher,
+    SubmitOutcome,
+    last_line,
+    not_submitted,
+    submitted,
+)
 from stoker.launch.reconcile import MISSED_LOOKS, LookMemory, reconcile
 from stoker.protocol.client import FleetClient
 from stoker.protocol.enrolment_messages import Ticket, ticket_to_text
@@ -49,7 +57,6 @@ _OVERDUE_S = 120.0
 """A worker whose time limit ended so long ago did not end by itself."""
 _STOP_LOOKS = 5
 _MOST_THREADS = 64
-_LONGEST_MESSAGE = 500
 
 
 @frozen
@@ -306,7 +313,7 @@ class Watcher:
 
     def _take(self, names: Sequence[str], problem: str) -> dict[str, Conflict | ValueError]:
         """Take or renew the leases of pools with the same problem, by one request; return why some were refused."""
-        shown = one_line(problem, _LONGEST_MESSAGE)
+        shown = one_line(problem, LONGEST_MESSAGE)
         try:
             epochs = self._client.watch_pools(self._settings.watcher, tuple(names), for_s=LEASE_S, problem=shown)
         except (Conflict, ValueError) as error:
@@ -360,7 +367,7 @@ class Watcher:
             self._cancel(pool, epoch, watched, view, decision)
             for pause in decision.pauses:
                 if pause.pool == pool.name:
-                    self._client.pause_pool(pool.name, one_line(pause.why, _LONGEST_MESSAGE))
+                    self._client.pause_pool(pool.name, one_line(pause.why, LONGEST_MESSAGE))
                     self._log("pool_paused", {"pool": pool.name, "why": pause.why})
             for start in decision.starts:
                 if start.pool != pool.name or self._is_closed or watched.is_blind:
@@ -379,7 +386,7 @@ class Watcher:
         finally:
             for one in answers.values():
                 # One that allocations were planned for before the error stays as it is.
-                why = one_line(one.why, _LONGEST_MESSAGE)
+                why = one_line(one.why, LONGEST_MESSAGE)
                 closed = self._client.close_request(pool.name, one.id, why, epoch=epoch, code=one.code)
                 if closed.changed:
                     self._log("request_answered", {"pool": pool.name, "request": one.id, "why": one.why})
@@ -413,7 +420,7 @@ class Watcher:
         watched.memory = found.memory
         by_id = {one.id: one for one in rows}
         moves = [
-            move.model_copy(update={"message": _last_line(launcher.log(pool, by_id[move.id]))})
+            move.model_copy(update={"message": last_line(launcher.log(pool, by_id[move.id]))})
             if move.id in found.unjoined
             else move
             for move in found.moves
@@ -529,7 +536,7 @@ class Watcher:
             for one in allocations
         }
         for rendered in together:
-            outcome = fault or _submitted(launcher, rendered, {id_: tickets[id_] for id_ in rendered.ids})
+            outcome = fault or submitted(launcher, rendered, {id_: tickets[id_] for id_ in rendered.ids})
             is_reached = is_reached and outcome.state is not AllocationState.ENDED
             if outcome.state is not AllocationState.ENDED:
                 for id_ in rendered.ids:
@@ -538,7 +545,7 @@ class Watcher:
             self._write(pool, epoch, [outcome.move(id_) for id_ in rendered.ids], watched)
         return is_reached
 
-    def _prepare(self, launcher: Launcher, pool: Pool) -> tuple[Pool, _Outcome | None]:
+    def _prepare(self, launcher: Launcher, pool: Pool) -> tuple[Pool, SubmitOutcome | None]:
         """Return the pool as its launcher renders it, and what is to become of requests if Stoker can't get there.
 
         They are planned all the same: brakes count them, and `stoker pools` shows why.
@@ -546,9 +553,9 @@ class Watcher:
         try:
             return launcher.prepare(pool, self._log), None
         except LaunchRefused as error:
-            return pool, _Outcome(state=AllocationState.REFUSED, message=_last_line(str(error)))
+            return pool, SubmitOutcome(state=AllocationState.REFUSED, message=last_line(str(error)))
         except NoBackend as error:
-            return pool, _not_submitted(error)
+            return pool, not_submitted(error)
 
     def _write(self, pool: Pool, epoch: int, moves: Sequence[AllocationMove], watched: _Watched) -> None:
         for first in range(0, len(moves), MOST_AT_ONCE):
@@ -577,46 +584,3 @@ def _decide(states: Sequence[PoolState], view: LaunchView) -> LaunchDecision:
         machines=view.machines,
         requests=view.requests,
     )
-
-
-@frozen
-class _Outcome:
-    """What became of one request."""
-
-    state: AllocationState
-    backend_ids: Mapping[str, str] = fresh(factory=dict)
-    message: str = ""
-
-    def move(self, id: str) -> AllocationMove:
-        cause = _OUTCOME_CAUSES.get(self.state)
-        return AllocationMove(
-            id=id, state=self.state, backend_id=self.backend_ids.get(id, ""), cause=cause, message=self.message
-        )
-
-
-_OUTCOME_CAUSES = {
-    AllocationState.REFUSED: AllocationCause.REFUSED,
-    AllocationState.ENDED: AllocationCause.NOT_SUBMITTED,
-}
-
-
-def _not_submitted(error: NoBackend) -> _Outcome:
-    """Return the outcome of a request that certainly did not reach its backend."""
-    return _Outcome(state=AllocationState.ENDED, message=_last_line(str(error)))
-
-
-def _submitted(launcher: Launcher, rendered: Rendered, tickets: Mapping[str, str]) -> _Outcome:
-    try:
-        return _Outcome(state=AllocationState.SUBMITTED, backend_ids=launcher.submit(rendered, tickets))
-    except LaunchRefused as error:
-        return _Outcome(state=AllocationState.REFUSED, message=_last_line(str(error)))
-    except NoBackend as error:
-        return _not_submitted(error)
-    except StokerError as error:
-        # Unknown: the next looks find out.
-        return _Outcome(state=AllocationState.DOUBTFUL, message=_last_line(str(error)))
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return one_line(lines[-1], _LONGEST_MESSAGE) if lines else ""
