@@ -29,6 +29,10 @@ LONGEST_VALUE: Final = 16 * 1024 * 1024
 _LONGEST_ROW = 4 * LONGEST_VALUE
 _ROWS_AT_ONCE, _LEAST_ROWS = 256, 4
 _BATCH_BYTES = 64 * 1024 * 1024
+_ROWS_ONCE, _MOST_ONCE_BYTES = 1024, 128 * 1024 * 1024
+"""For columns of which equal values are read once: 32 MiB of texts took 107 MiB."""
+_VALUE_BYTES = 32
+"""Memory of a value beside its bytes, also of one that is missing: 26 bytes were measured in lists of texts."""
 _DELIMITERS = ",;\t"
 _QUOTE_HINT = "a quote inside a value is written twice"
 
@@ -136,21 +140,29 @@ def parquet_rows(path: Path, choose: ColumnChoice, most_bytes: int) -> Iterator[
             _refuse_type(path.name, part, column, schema.field(column).type)
         leaves = _leaves(metadata, frozenset(columns.values()))
         sizes = list(_stated_sizes(metadata, leaves)) or [0]
-        if max(sizes) > most_bytes:
+        if max(sizes) > most_bytes or _stated_values(metadata, leaves) * _VALUE_BYTES > most_bytes:
             raise unpacks_to_more(path.name, most_bytes)
         # Equal values are stored once, and any of them may be as large as all that is stored.
         at_once = max(_LEAST_ROWS, min(_ROWS_AT_ONCE, _BATCH_BYTES // max(1, *sizes)))
+        repeated = _in_lists(metadata, leaves) if max(sizes) <= _MOST_ONCE_BYTES else []
+        if repeated:
+            at_once = _ROWS_ONCE
         # Without a buffer of whole row groups: pages are read as they are needed.
-        with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20) as file:
+        with pq.ParquetFile(path, pre_buffer=False, buffer_size=1 << 20, read_dictionary=repeated) as file:
             number = read_bytes = 0
             for batch in file.iter_batches(at_once, columns=list(columns.values()), use_threads=False):
-                for row in zip(*(batch.column(column) for column in columns.values()), strict=True):
-                    values = {part: one.as_py() for part, one in zip(columns, row, strict=True)}
-                    read_bytes += _size_of(values)
+                for part in _parts(batch):
+                    part_bytes = sum(map(_size_of, part.columns))
+                    read_bytes += part_bytes
                     if read_bytes > most_bytes:
                         raise unpacks_to_more(path.name, most_bytes)
-                    number += 1
-                    yield number, _row(values)
+                    first, number = number + 1, number + part.num_rows
+                    if part_bytes > _LONGEST_ROW:
+                        yield first, f"it is longer than {_LONGEST_ROW >> 20} MiB"
+                        continue
+                    plain = [_expanded(part.column(one), schema.field(one).type) for one in columns.values()]
+                    for place, row in enumerate(zip(*plain, strict=True), first):
+                        yield place, _row({name: one.as_py() for name, one in zip(columns, row, strict=True)})
     except (pa.ArrowException, OSError, MemoryError) as error:
         reason = first_line(error).replace(str(path), path.name)
         raise StageInputError(f"{path.name} is not a whole Parquet file: {reason}", hint="copy it again") from error
@@ -163,21 +175,66 @@ def _leaves(metadata: Any, columns: Collection[str]) -> list[int]:
 
 
 def _stated_sizes(metadata: Any, leaves: Sequence[int]) -> Iterator[int]:
-    """Return the bytes and the number of values of each part of some stored columns, as the file states them."""
+    """Return the bytes of each part of some stored columns, as the file states them."""
     for group in range(metadata.num_row_groups):
         for number in leaves:
-            part = metadata.row_group(group).column(number)
-            yield from (part.total_uncompressed_size, part.num_values)
+            yield metadata.row_group(group).column(number).total_uncompressed_size
 
 
-def _size_of(value: Any) -> int:
-    """Return about how many bytes a value takes."""
-    size, left = 0, [value]
-    while left:
-        one = left.pop()
-        size += len(one) if isinstance(one, str) else 1
-        left += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
-    return size
+def _stated_values(metadata: Any, leaves: Sequence[int]) -> int:
+    """Return the number of values of the stored column that has the most, as the file states it."""
+    groups = range(metadata.num_row_groups)
+    counts = (sum(metadata.row_group(group).column(number).num_values for group in groups) for number in leaves)
+    return max(counts, default=0)
+
+
+def _in_lists(metadata: Any, leaves: Sequence[int]) -> list[str]:
+    """Return the stored columns with texts of lists: a list may have one text any number of times.
+
+    They are read as they are stored, each text once.
+    """
+    stored = [metadata.schema.column(number) for number in leaves]
+    return [one.path for one in stored if one.max_repetition_level and one.physical_type == "BYTE_ARRAY"]
+
+
+def _expanded(values: pa.Array, kind: pa.DataType) -> pa.Array:
+    """Return values as their file states them, equal ones as often as they are there: rows are taken from it faster."""
+    import pyarrow as pa
+
+    try:
+        return values if values.type == kind else values.cast(kind)
+    except pa.ArrowNotImplementedError:
+        return values
+
+
+def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Return some rows as they are if they are small, otherwise one by one."""
+    if sum(map(_size_of, batch.columns)) <= _BATCH_BYTES:
+        yield batch
+        return
+    for number in range(batch.num_rows):
+        yield batch.slice(number, 1)
+
+
+def _size_of(values: pa.Array) -> int:
+    """Return about how many bytes the values of a column take, each of equal ones counted."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = values.type
+    if pa.types.is_dictionary(kind) and pa.types.is_string(kind.value_type):
+        lengths = pc.binary_length(values.dictionary)
+        size: int = pc.sum(lengths.take(values.indices)).as_py() or 0
+        return len(values) + size
+    if isinstance(values, pa.StructArray):
+        return len(values) + sum(map(_size_of, values.flatten()))
+    if isinstance(values, pa.ListArray | pa.LargeListArray):
+        begin, end = (values.offsets[at].as_py() for at in (0, len(values)))
+        return len(values) + _size_of(values.values[begin:end])
+    if isinstance(values, pa.FixedSizeListArray):
+        return len(values) + _size_of(values.flatten())
+    size = values.nbytes
+    return len(values) + size
 
 
 def _row(values: dict[str, Any]) -> Mapping[str, Any] | str:

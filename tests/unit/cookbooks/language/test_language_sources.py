@@ -480,6 +480,61 @@ def test_equal_conversations_that_are_stored_once_are_counted_as_often_as_they_a
     assert "unpacks to more than 64.0 MiB" in refused(path)
 
 
+def _turns(count: int, content: str) -> Any:
+    """Return a conversation with one text any number of times, which takes the memory of one."""
+    once = pa.DictionaryArray.from_arrays(pa.array([0], pa.int32()).take(pa.array([0] * count)), pa.array([content]))
+    roles = pa.DictionaryArray.from_arrays(pa.array([0], pa.int32()).take(pa.array([0] * count)), pa.array(["user"]))
+    turns = pa.StructArray.from_arrays([roles, once], ["role", "content"])
+    return pa.ListArray.from_arrays(pa.array([0, count], pa.int32()), turns)
+
+
+@pytest.mark.parametrize("has_schema", [False, True])
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"messages": (2000, "x" * 1_000_000)},
+        {"messages": (3_000_000, "x")},
+        {"text": 3_000_000},
+    ],
+)
+def test_values_that_are_stored_once_or_not_at_all_take_little_memory(
+    tmp_path: Path, columns: dict[str, Any], *, has_schema: bool
+) -> None:
+    path = tmp_path / "a.parquet"
+    made = {
+        name: pa.nulls(what, pa.string()) if isinstance(what, int) else _turns(*what) for name, what in columns.items()
+    }
+    pq.write_table(pa.table(made), path, compression="zstd", store_schema=has_schema)
+    assert path.stat().st_size < 20_000
+    code = (
+        "import resource, sys; from pathlib import Path\n"
+        "from stoker.authoring import StageInputError\n"
+        "from stoker.cookbooks.language.reading import InvalidLines, read_lines\n"
+        "import pyarrow.compute, pyarrow.parquet\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "try:\n    list(read_lines(Path(sys.argv[1]), 'parquet', InvalidLines('a'), {}))\n"
+        "except StageInputError as error:\n    assert 'unpacks to more than 64.0 MiB' in str(error), error\n"
+        "print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) >> 10)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) < 150
+
+
+def test_values_of_any_type_beside_the_texts_of_a_conversation_are_read(tmp_path: Path) -> None:
+    turn = [
+        ("role", pa.string()),
+        ("content", pa.string()),
+        ("names", pa.map_(pa.string(), pa.string())),
+        ("number", pa.dictionary(pa.int32(), pa.int64())),
+        ("calls", pa.list_(pa.struct([("a", pa.int64()), ("b", pa.list_(pa.string(), 2))]))),
+    ]
+    full = {"role": "user", "content": "a", "names": [("a", "b")], "number": 7, "calls": [{"a": 1, "b": ["x", "y"]}]}
+    empty = {"role": "assistant", "content": "b", "names": None, "number": None, "calls": None}
+    path = parquet(tmp_path / "a.parquet", {"messages": pa.array([[full, empty]] * 3, pa.list_(pa.struct(turn)))})
+    assert [[one.content for one in row.messages] for row in read(path)] == [["a", "b"]] * 3
+
+
 def test_a_row_of_any_number_of_values_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_rows, "_LONGEST_ROW", 1000)
     path = written(tmp_path / "a.csv", "text,n\n" + '"a\n",' * 1000 + "\n")
