@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
@@ -22,6 +21,7 @@ from stoker.core.frozen import changed
 from stoker.core.text import outside
 from stoker.devices.ledger.reservations import CandidateDevice, DeviceRequest
 from stoker.engine.device_gate import device_variables
+from stoker.host.durable import temp_folder
 from stoker.host.install import pip_install
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
 
     with ExitStack() as stack:
         stack.enter_context(surrounded_by(call.builder().surroundings))
-        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stoker-chat-")))
+        scratch = Path(stack.enter_context(temp_folder(call.parts.settings.scratch, call.parts.clock.wall_s())))
         found = all_found(call, given, scratch)
         setup = _setup(call, found, given)
         needs = chat_needs(setup)

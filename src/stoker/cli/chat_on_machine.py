@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +19,7 @@ from stoker.config.values import text_of
 from stoker.cookbooks.language.arguments import SAMPLE
 from stoker.core.errors import BadInput, InvalidTransition, Usage
 from stoker.core.text import outside
+from stoker.host.durable import temp_folder
 from stoker.jobs.request import JobRequest
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 def answer_on_machine(call: CommandContext, given: dict[str, Any]) -> int:
     """Let a machine of the fleet answer, and print its answers."""
     prompts = [given["prompt"]] if given["prompt"] is not None else _lines_of_input(call)
-    with tempfile.TemporaryDirectory(prefix="stoker-chat-") as scratch:
+    with temp_folder(call.parts.settings.scratch, call.parts.clock.wall_s()) as scratch:
         found = all_found(call, given, Path(scratch))
         is_whole = not found[0].is_adapter
         base = str(found[0].folder) if is_whole else _word_of_base(found, given["over"])
@@ -120,7 +120,7 @@ def _answers_of(
             call.out.note(f"note: {job.ref} has ended")
         raise
     require_completed(client, spec, f"answers on {machine}")
-    with tempfile.TemporaryDirectory(prefix="stoker-chat-") as folder:
+    with temp_folder(call.parts.settings.scratch, call.parts.clock.wall_s()) as folder:
         fetch_result(call, spec, folder, at)
         with open(os.path.join(folder, "answers.json"), encoding="utf-8") as file:
             record: AnswersRecord = json.load(file)

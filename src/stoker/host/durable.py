@@ -33,6 +33,8 @@ CREATE_STEPS = ("write", "sync", "link", "unlink", "sync_dir")
 MOVE_STEPS = ("sync", "rename")
 
 _TEMP_PREFIX = ".stoker-tmp-"
+_ABANDONED_S = 600.0
+"""Age from which a temporary folder without a process here is no other machine's either."""
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
 _OPEN_REGULAR = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _OPEN_DIR = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW
@@ -251,7 +253,7 @@ def remove_tree(path: StrPath) -> bool:
 
 
 def temp_name(folder: str) -> str:
-    """Return a name for a file that is renamed once it is whole; `sweep_temps` recognises it."""
+    """Return a name for a file or folder that is only temporary; `sweep_temps` recognises it."""
     # By pid, so that a forked child makes its own; with the start time, because in a container a restarted program
     # often gets the very number of the one that crashed.
     pid = os.getpid()
@@ -262,15 +264,31 @@ def temp_name(folder: str) -> str:
     return f"{folder}/{tag}{os.urandom(6).hex()}"
 
 
+@contextmanager
+def temp_folder(parent: StrPath, now_s: float) -> Iterator[str]:
+    """Make a folder for the block. Those that killed processes left in `parent` minutes ago are removed before."""
+    top = os.fspath(parent)
+    with translated(top):
+        os.makedirs(top, exist_ok=True)
+    sweep_temps(top, older_than_s=_ABANDONED_S, now_s=now_s)
+    path = temp_name(top)
+    with translated(path):
+        os.mkdir(path, 0o700)
+    try:
+        yield path
+    finally:
+        remove_tree(path)
+
+
 def is_temp_name(name: str) -> bool:
     """Return True if a file has such a name."""
     return name.startswith(_TEMP_PREFIX)
 
 
 def sweep_temps(directory: StrPath, older_than_s: float, now_s: float) -> tuple[str, ...]:
-    """Remove temporary files that a crash left in one folder, and return their names.
+    """Remove temporary files and folders that a crash left in one folder, and return their names.
 
-    Younger files stay, and files that a process of this machine may still be writing. Age is the only guard against
+    Younger ones stay, and those that a process of this machine may still be writing. Age is the only guard against
     writers on other machines that share the folder.
     """
     removed = []
@@ -281,7 +299,7 @@ def sweep_temps(directory: StrPath, older_than_s: float, now_s: float) -> tuple[
             try:
                 age_s = now_s - entry.stat(follow_symlinks=False).st_mtime
                 if age_s >= older_than_s and not _has_living_writer(entry.name):
-                    os.unlink(entry.path)
+                    remove_tree(entry.path)
                     removed.append(entry.path)
             except FileNotFoundError:
                 continue

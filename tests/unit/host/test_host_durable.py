@@ -23,6 +23,7 @@ from stoker.host.durable import (
     replace_symlink,
     sweep_temps,
     sync_dir,
+    temp_folder,
     translated,
     write_file,
 )
@@ -387,6 +388,26 @@ def test_sweeping_spares_the_young_the_living_and_what_is_not_ours(tmp_path):
     )
     assert found == [(str(tmp_path / left),)]
     assert sorted(os.listdir(tmp_path)) == [".other", "b"]
+
+
+def test_a_temporary_folder_is_removed_or_if_it_was_killed_by_the_next(tmp_path):
+    parent = tmp_path / "scratch"
+
+    def leave_one() -> None:
+        with temp_folder(parent, 0.0) as path:
+            Path(path, "inner").mkdir()
+            Path(path, "inner", "a").write_text("x")
+            os._exit(0)
+
+    assert code_of(fork(leave_one)) == 0
+    (left,) = os.listdir(parent)
+    now_s = (parent / left).stat().st_mtime
+    with temp_folder(parent, now_s) as path:
+        assert os.listdir(path) == []
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o700
+        with temp_folder(parent, now_s + 3600) as other:
+            assert sorted(os.listdir(parent)) == sorted(map(os.path.basename, (path, other)))
+    assert os.listdir(parent) == []
 
 
 def test_a_temporary_file_of_a_recycled_number_is_swept(tmp_path):
