@@ -36,7 +36,7 @@ def trained(base: Path, folder: Path, **said: Any) -> Path:
     """An adapter after some updates, in PEFT's layout."""
     held = load_base(base)
     spec = AdapterSpec(**{"rank": 4, "alpha": 8.0, "targets": ALL, **said})
-    slots = Slots(held, count=1, rank=spec.rank, targets=spec.targets, dora=spec.dora)
+    slots = Slots(held, count=1, rank=spec.rank, targets=spec.targets, dora=spec.dora, whole=spec.whole)
     slots.load(0, fresh_adapter(held.shape, spec))
     tokens = torch.tensor(IDS)[None, None]
     labels = torch.cat([tokens[..., 1:], torch.full((1, 1, 1), -100)], dim=2)
@@ -170,12 +170,16 @@ def test_an_adapter_that_a_narrow_file_cant_hold_is_refused(tmp_path: Path) -> N
         exported(base, tmp_path / "adapter", tmp_path / "out", dtype="float16")
 
 
-def test_magnitudes_are_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_magnitudes_and_copies_of_modules_are_refused_before_anything_runs(tmp_path: Path) -> None:
     base = write_base(tmp_path / "base", TinyShape())
-    adapter = trained(base, tmp_path / "adapter", dora=True)
-    with pytest.raises(InvalidArgs, match=r"llama\.cpp's adapters have no magnitudes \(DoRA\)") as refused:
+    adapter = trained(base, tmp_path / "adapter", dora=True, whole=("lm_head",))
+    with pytest.raises(InvalidArgs) as refused:
         compiled("export", base=str(base), adapter=str(adapter))
-    assert refused.value.faults[0].hint == "merge it (language/merge), and export the model"
+    assert [one.message for one in refused.value.faults] == [
+        "llama.cpp's adapters have no magnitudes (DoRA)",
+        "llama.cpp's adapters have no copy of lm_head",
+    ]
+    assert {one.hint for one in refused.value.faults} == {"merge it (language/merge), and export the model"}
 
 
 def test_an_adapter_over_another_base_is_refused_before_anything_runs(tmp_path: Path) -> None:

@@ -97,6 +97,9 @@ class AdapterArgs:
     dropout: float = arg(0.0, help="dropout of an adapter's inputs in training", ge=0, lt=1)
     rslora: bool = arg(False, help="scale by alpha/√rank, not alpha/rank")
     dora: bool = arg(False, help="train a magnitude for each output of a matrix beside the adapter (DoRA)", later=True)
+    modules_to_save: tuple[str, ...] = arg(
+        (), help="embedding and head to train whole beside the adapter, by name or pattern", later=True
+    )
     lora_plus: float = arg(1.0, help="learning rate of B over that of A (LoRA+)", gt=0, le=LARGEST)
     base_dtype: BaseDtype = arg(
         "auto",
@@ -304,7 +307,12 @@ def settled_dtype(wanted: Dtype, *, on_gpu: bool) -> SettledDtype:
     return "bfloat16" if on_gpu else "float32"
 
 
-def share_key(contents: Iterable[str], dtype: str, base_dtype: BaseDtype, path: BasePath) -> str:
-    """Return the share key of adapters over one base: the content of its files, its precision, how it is computed."""
-    kept = [one for one in (base_dtype, path) if one != "auto"]
+def share_key(
+    contents: Iterable[str], dtype: str, base_dtype: BaseDtype, path: BasePath, whole: tuple[str, ...] = ()
+) -> str:
+    """Return the share key of adapters over one base: the content of its files, its precision, how it is computed.
+
+    Members of a process train the same modules whole: where one has a copy, all have memory for one.
+    """
+    kept = [one for one in (base_dtype, path) if one != "auto"] + [f"whole {one}" for one in sorted(whole)]
     return digest_value("language base", [sorted(contents), dtype, *kept])[:32]

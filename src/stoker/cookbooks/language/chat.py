@@ -92,6 +92,7 @@ def chat_load(
     return Load(
         rank=max([one["r"] for one in configs], default=1),
         dora=any(map(is_dora, configs)),
+        whole=len({name for one in configs for name in one.get("modules_to_save") or ()}),
         targets=(ALL_LINEAR,),
         rows=1,
         tokens=min(_ESTIMATED_TOKENS, base.positions),

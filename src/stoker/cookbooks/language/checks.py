@@ -34,6 +34,8 @@ from stoker.cookbooks.language.bases import (
     still_to_come,
 )
 from stoker.cookbooks.language.bundled import BASES, PREFERENCES, bundled_base
+from stoker.cookbooks.language.compute.base_path import weight_sizes
+from stoker.cookbooks.language.compute.frozen_base import EMBEDDING, HEAD
 from stoker.cookbooks.language.compute.general_shape import place_of
 from stoker.cookbooks.language.compute.matrices import GROUPS, meant_by, settled_targets, unknown_words
 from stoker.cookbooks.language.peft import CONFIG, adapter_header, is_dora, modules_of, read_config, tensor_names
@@ -216,6 +218,14 @@ class LanguageArgsChecker:
             self.note("rank", f"{rank:,} is larger than {short}, which is {size}", f"rank={most} at most")
         return wanted if base.differs else settled_targets(wanted, names)
 
+    def modules_to_save(self, words: tuple[str, ...], base: TrainableBase | Outline) -> None:
+        """Refuse words that mean neither the embedding nor the head."""
+        names = _outer_names(base) if words and self._judges else []
+        for word in words if names else ():
+            if not _meant_outside(word, names):
+                message = f"{word!r} is neither embedding nor head of this {base.shape.family} model"
+                self.note("modules_to_save", message, f"these are {' and '.join(names)}")
+
     def adapter(self, text: str, base: TrainableBase | None) -> Path:
         """Check an adapter's folder; its faults, and what does not fit the base, are collected."""
         folder = Path(os.path.expanduser(text))
@@ -226,7 +236,7 @@ class LanguageArgsChecker:
         try:
             config = read_config(folder)
             header = adapter_header(folder)
-            modules = modules_of(folder, header.tensors, dora=is_dora(config))
+            modules, whole = modules_of(folder, header.tensors, config)
         except Damaged as error:
             self._note_damage("adapter", error)
             return folder
@@ -237,6 +247,8 @@ class LanguageArgsChecker:
             return folder
         if base is not None and self._judges:
             self._fit(modules, {name: one.shape for name, one in header.tensors.items()}, config, base)
+            sizes = {name: [header.tensors[one].shape for one in of] for name, of in whole.items()}
+            self._fit_whole(sizes, base)
         return folder
 
     def _fit(
@@ -270,6 +282,45 @@ class LanguageArgsChecker:
                 message = f"its matrices for {shown(module)} are {sizes_found}; {base.name} requires {wanted}"
                 self.note("adapter", message, "use the base that it was trained on")
                 return
+
+    def _fit_whole(self, sizes: Mapping[str, list[tuple[int, ...]]], base: TrainableBase) -> None:
+        """Add a fault for each module of an adapter's own that is not the base's embedding or head."""
+        names, (words, hidden) = _outer_names(base) if sizes else [], (base.shape.vocabulary, base.shape.hidden)
+        for module, found_sizes in sizes.items():
+            if not _meant_outside(module, names):
+                message = f"it has a copy of {shown(module)}, which is neither embedding nor head of {base.name}"
+                self.note("adapter", message, "merge it with PEFT: merge_and_unload()")
+            # A head may have a bias.
+            elif found_sizes not in ([(words, hidden)], [(words, hidden), (words,)]):
+                found = " and ".join("×".join(map(str, one)) for one in found_sizes)
+                message = f"its copy of {shown(module)} is {found}; {base.name} requires "
+                hint = "use the base that it was trained on"
+                self.note("adapter", f"{message}{words}×{hidden}", hint)
+
+
+def whole_modules(words: tuple[str, ...], base: TrainableBase | Outline) -> set[str]:
+    """Return the embedding and the head that words mean, as the files of a base name them."""
+    return {name for word in words for name in _meant_outside(word, _outer_names(base))}
+
+
+def _meant_outside(word: str, names: Sequence[str]) -> list[str]:
+    # Files may leave out the name of the outermost module.
+    short = word.rpartition(".")[2]
+    return [] if word in GROUPS else meant_by(word, names) or meant_by(short, names)
+
+
+def _outer_names(base: TrainableBase | Outline) -> list[str]:
+    """Return the names of the embedding and the head; empty if they are not known without the weights."""
+    usual = [name.removesuffix(".weight") for name in (EMBEDDING, HEAD)]
+    if not base.differs:
+        return usual
+    if isinstance(base, Outline):
+        return []
+    size, blocks = (base.shape.vocabulary, base.shape.hidden), {one.name for one in base.matrices}
+    found = [name.removesuffix(".weight") for name, one in weight_sizes(base.folder).items() if one == size]
+    names = [name for name in found if name not in blocks]
+    # A head that is the embedding is not in the files.
+    return names if len(names) > 1 else [*names, usual[1]]
 
 
 # Lookup of a base by the argument `base`.

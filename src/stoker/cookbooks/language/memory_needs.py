@@ -23,7 +23,7 @@ from stoker.cookbooks.language.arguments import (
     share_key,
 )
 from stoker.cookbooks.language.bases import CONFIG, Outline, TrainableBase, read_config_alone
-from stoker.cookbooks.language.checks import LanguageArgsChecker, base_facts, bases_here, find_base
+from stoker.cookbooks.language.checks import LanguageArgsChecker, base_facts, bases_here, find_base, whole_modules
 from stoker.cookbooks.language.compute.general_shape import block_name, general_shape
 from stoker.cookbooks.language.compute.matrices import meant_by
 from stoker.core.device import GIB
@@ -80,6 +80,8 @@ class Load:
     """True if transformers computes the base."""
     dora: bool = False
     """True if adapters have magnitudes."""
+    whole: int = 0
+    """Number of embeddings and heads that are trained beside each."""
 
 
 def member_needs(shape: ModelShape, load: Load, where: MemoryLocation) -> MultiAdapterNeeds:
@@ -111,6 +113,7 @@ def _multi_adapter(shape: ModelShape, load: Load, where: MemoryLocation) -> Mult
         where=where,
         is_paired=load.is_paired,
         dora=load.dora,
+        whole=load.whole,
     )
 
 
@@ -137,6 +140,7 @@ def what_fits(args: LoraArgs, room_bytes: int) -> str:
         is_paired=args.method != "sft",
         is_general=is_general(base, args.path),
         dora=args.dora,
+        whole=len(whole_modules(args.modules_to_save, base)),
     )
     training = changed(_multi_adapter(base.shape, load, MemoryLocation.CPU), adapters=1)
     return "; ".join(map(str, smaller(room_bytes, training, _as_asked, _WORDS)))
@@ -247,6 +251,8 @@ class _LoraSizeArgs(Protocol):
     @property
     def dora(self) -> bool: ...
     @property
+    def modules_to_save(self) -> tuple[str, ...]: ...
+    @property
     def targets(self) -> tuple[str, ...]: ...
     @property
     def batch(self) -> int: ...
@@ -276,6 +282,7 @@ def shared_by_lora(args: _LoraSizeArgs, digest_of: Callable[[str], str]) -> Shar
             is_paired=args.method != "sft",
             is_general=is_general(base, args.path),
             dora=args.dora,
+            whole=len(whole_modules(args.modules_to_save, base)),
         )
         return placed_needs(base.shape, load, where)
 
@@ -283,7 +290,7 @@ def shared_by_lora(args: _LoraSizeArgs, digest_of: Callable[[str], str]) -> Shar
     # Bases are shared on devices only: an unknown device counts as one.
     dtype = settled_dtype(args.dtype, on_gpu=args.gpus != 0)
     return SharedBase(
-        share_key=share_key(map(digest_of, files), dtype, args.base_dtype, args.path),
+        share_key=share_key(map(digest_of, files), dtype, args.base_dtype, args.path, args.modules_to_save),
         base_bytes=on_device.base_bytes,
         member_bytes=on_device.member_bytes,
         base_ram_bytes=on_cpu.base_bytes,

@@ -50,8 +50,14 @@ def merge_weights(job: StageContext, args: MergeArgs) -> LanguageModel:
     # Of a family of the fast path the files have the names of modules; of others only the module knows its matrices.
     model = _module(base) if base.differs else None
     weights = read_weights(base) if model is None else model.state_dict()
-    for number, (module, (a, b, *magnitudes)) in enumerate(adapter.weights.items(), 1):
+    for number, (module, (a, *rest)) in enumerate(adapter.weights.items(), 1):
         name = f"{module}.weight"
+        if module in adapter.spec.whole:
+            weights[name] = a.to(width)
+            weights |= {f"{module}.bias": bias.to(width) for bias in rest}
+            job.step(number, of=len(adapter.weights))
+            continue
+        b, *magnitudes = rest
         is_transposed = model is not None and not isinstance(model.get_submodule(module), torch.nn.Linear)
         # Added in 32 bits, rounded once.
         merged = (weights[name].T if is_transposed else weights[name]).float() + adapter.spec.scale * (b @ a)

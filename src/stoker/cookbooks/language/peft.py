@@ -28,11 +28,11 @@ _LARGEST_RANK = 2**31
 _LARGEST_ALPHA = 1e30
 _WIDTHS = frozenset({"F64", "F32", "F16", "BF16"})
 _NAME = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>A|B|magnitude_vector)(?P<weight>\.weight)?")
+_OUTER = re.compile(r"base_model\.model\.(?P<module>.+)\.(?P<part>weight|bias)")
 _MAGNITUDES = "magnitude_vector"
 _REFUSED: Mapping[str, str] = {
     "use_qalora": "QA-LoRA",
     "use_bdlora": "block-diagonal LoRA",
-    "modules_to_save": "whole matrices beside the adapter",
     "trainable_token_indices": "trained tokens",
     "target_parameters": "adapters on bare parameters",
     "layer_replication": "replicated layers",
@@ -54,7 +54,7 @@ def write_adapter(folder: Path, spec: AdapterSpec, weights: Pairs, *, base_name:
     tensors = {
         name: one.detach().float().cpu().contiguous()
         for module, own in weights.items()
-        for name, one in zip(tensor_names(module, dora=spec.dora), own, strict=True)
+        for name, one in zip(_names(module, spec, len(own)), own, strict=True)
     }
     (folder / WEIGHTS).write_bytes(save(dict(sorted(tensors.items())), metadata={"format": "pt"}))
     text = jsontext.dumps(_config(spec, base_name), indent=2, sort_keys=True)
@@ -75,7 +75,7 @@ def read_adapter(folder: Path) -> AdapterState:
         tensors = load((folder / WEIGHTS).read_bytes())
     except (SafetensorError, OSError) as error:
         raise unreadable_weights(str(folder), error) from error
-    modules = modules_of(folder, tensors, dora=is_dora(config))
+    modules, whole = modules_of(folder, tensors, config)
     spec = AdapterSpec(
         rank=config["r"],
         alpha=float(config["lora_alpha"]),
@@ -83,12 +83,19 @@ def read_adapter(folder: Path) -> AdapterState:
         dropout=float(config.get("lora_dropout") or 0.0),
         rslora=bool(config.get("use_rslora")),
         dora=is_dora(config),
+        whole=tuple(whole),
         is_transposed=config.get("fan_in_fan_out") is True,
     )
-    weights = {
-        module: tuple(tensors[name].float() for name in tensor_names(module, dora=spec.dora)) for module in modules
-    }
+    named = {module: tensor_names(module, dora=spec.dora) for module in modules} | whole
+    weights = {module: tuple(tensors[name].float() for name in names) for module, names in named.items()}
     return AdapterState(spec=spec, weights=weights)
+
+
+def _names(module: str, spec: AdapterSpec, count: int) -> tuple[str, ...]:
+    """Return the names of a module's tensors, of which there are so many."""
+    if module in spec.whole:
+        return tuple(f"base_model.model.{module}.{part}" for part in _PARTS[:count])
+    return tensor_names(module, dora=spec.dora)
 
 
 def is_dora(config: Mapping[str, Any]) -> bool:
@@ -118,6 +125,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     odd += [f"{key}={shown(repr(config[key]))}" for key in ("rank_pattern", "alpha_pattern") if config.get(key)]
     if config.get("bias", "none") != "none":
         odd.append("trained biases")
+    saved = config.get("modules_to_save") or []
+    if not isinstance(saved, list) or not all(isinstance(one, str) and one for one in saved):
+        odd.append(f"modules_to_save={shown(repr(saved))}")
     if odd:
         raise BadInput(f"{path}: not supported: {', '.join(odd)}", hint="merge it with PEFT: merge_and_unload()")
     rank, alpha, dropout = config.get("r"), config.get("lora_alpha"), config.get("lora_dropout") or 0.0
@@ -155,14 +165,23 @@ def adapter_header(folder: Path) -> Header:
     return header
 
 
-def modules_of(folder: Path, names: Mapping[str, Any], *, dora: bool) -> tuple[str, ...]:
-    """Return the target matrices of an adapter's tensors. Raises `BadInput` for names that are not LoRA."""
+def modules_of(
+    folder: Path, names: Mapping[str, Any], config: Mapping[str, Any]
+) -> tuple[tuple[str, ...], dict[str, tuple[str, ...]]]:
+    """Return the target matrices of an adapter's tensors, and the tensors of each module that it has whole.
+
+    Raises `BadInput` for names that are neither.
+    """
+    dora, saved = is_dora(config), tuple(config.get("modules_to_save") or ())
     sides: dict[str, set[str]] = {}
+    parts: dict[str, set[str]] = {}
     odd = []
     for name in names:
-        match = _NAME.fullmatch(name)
+        match, outer = _NAME.fullmatch(name), _OUTER.fullmatch(name)
+        if match is None and outer is not None and outer["module"].endswith(saved or "/"):
+            parts.setdefault(outer["module"], set()).add(outer["part"])
         # Only magnitudes are no module's weight.
-        if match is None or (match["side"] == _MAGNITUDES) is (match["weight"] is not None):
+        elif match is None or (match["side"] == _MAGNITUDES) is (match["weight"] is not None):
             odd.append(name)
         else:
             sides.setdefault(match["module"], set()).add(match["side"])
@@ -172,7 +191,18 @@ def modules_of(folder: Path, names: Mapping[str, Any], *, dora: bool) -> tuple[s
         pair = f"lora_A, lora_B and lora_{_MAGNITUDES} (DoRA)" if dora else "a pair of lora_A and lora_B"
         what = f"{shown(odd[0])} is not {pair}" if odd else "it holds nothing"
         raise BadInput(f"{folder / WEIGHTS}: {what}", hint=_AGAIN)
-    return tuple(sides)
+    lacking = [module for module, found in parts.items() if "weight" not in found]
+    lacking += [one for one in saved if not any(module.endswith(one) for module in parts)]
+    if lacking:
+        raise BadInput(f"{folder / WEIGHTS}: no weight of {shown(lacking[0])}, a module to save", hint=_AGAIN)
+    whole = {
+        module: tuple(f"base_model.model.{module}.{part}" for part in _PARTS if part in found)
+        for module, found in parts.items()
+    }
+    return tuple(sides), whole
+
+
+_PARTS = ("weight", "bias")
 
 
 def _config(spec: AdapterSpec, base_name: str) -> dict[str, Any]:
@@ -191,4 +221,5 @@ def _config(spec: AdapterSpec, base_name: str) -> dict[str, Any]:
         "bias": "none",
         "fan_in_fan_out": spec.is_transposed,
         "init_lora_weights": True,
+        **({"modules_to_save": list(spec.whole)} if spec.whole else {}),
     }

@@ -14,6 +14,7 @@ work is repeated.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
@@ -45,7 +46,7 @@ from stoker.cookbooks.language.arguments import (
 )
 from stoker.cookbooks.language.bases import CONFIG, TrainableBase
 from stoker.cookbooks.language.chat import BASE_NAME, ChatModel, answer, answering_files, chat_load
-from stoker.cookbooks.language.checks import LanguageArgsChecker, outline_of
+from stoker.cookbooks.language.checks import LanguageArgsChecker, outline_of, whole_modules
 from stoker.cookbooks.language.data_sets import CARD
 from stoker.cookbooks.language.export import ExportArgs, ExportModelArgs, export_adapter, export_model
 from stoker.cookbooks.language.gguf_model import GGUF_FAMILIES, GgufDtype, model_faults
@@ -76,6 +77,7 @@ from stoker.cookbooks.language.train_lora import train_lora
 from stoker.core.errors import InsufficientDeviceMemory
 from stoker.core.frozen import changed, frozen
 from stoker.engine.recipe import surroundings
+from stoker.store.weight_files.headers import shown
 
 _BRINGS = {"base": CONFIG}
 """A machine of a fleet downloads a base of the hub itself; this file states its size."""
@@ -277,9 +279,12 @@ def _adapter_over(
     """Return a base, and the arguments of a stage that name it and an adapter over it; faults are refused."""
     base = checking.base(args.base)
     folder = checking.adapter(args.adapter, base)
-    if isinstance(args, ExportRecipeArgs) and not checking.has_faults and is_dora(read_config(folder)):
-        hint = "merge it (language/merge), and export the model"
-        checking.note("adapter", "llama.cpp's adapters have no magnitudes (DoRA)", hint)
+    if not checking.has_faults and base is not None:
+        config = read_config(folder)
+        if isinstance(args, MergeRecipeArgs):
+            _refuse_tied(checking, config, base)
+        else:
+            _refuse_more_than_lora(checking, config)
     if isinstance(args, ExportRecipeArgs) and base is not None and base.family not in GGUF_FAMILIES:
         message = f"adapters over {base.family} can't be exported"
         checking.note("base", message, f"supported: {', '.join(GGUF_FAMILIES)}")
@@ -290,6 +295,21 @@ def _adapter_over(
         "adapter": InputPath(os.path.abspath(folder)),
         "adapter_files": tuple(InputPath(os.path.abspath(one)) for one in adapter_files(folder)),
     }
+
+
+def _refuse_tied(checking: LanguageArgsChecker, config: Mapping[str, Any], base: TrainableBase) -> None:
+    if config.get("modules_to_save") and base.shape.is_tied:
+        copied = shown(config["modules_to_save"][0])
+        message = f"it has a copy of {copied}, and the head of {base.name} is its embedding"
+        checking.note("adapter", message, "use it as an adapter; or merge it with PEFT, which separates the two")
+
+
+def _refuse_more_than_lora(checking: LanguageArgsChecker, config: Mapping[str, Any]) -> None:
+    hint = "merge it (language/merge), and export the model"
+    if is_dora(config):
+        checking.note("adapter", "llama.cpp's adapters have no magnitudes (DoRA)", hint)
+    if config.get("modules_to_save"):
+        checking.note("adapter", f"llama.cpp's adapters have no copy of {shown(config['modules_to_save'][0])}", hint)
 
 
 @frozen
@@ -311,6 +331,7 @@ def _lora(args: LoraRecipeArgs) -> _Wanted:
     if known is not None:
         checking.path(args.path, known)
         checking.base_dtype(args.base_dtype, known, is_general=is_general(known, args.path))
+        checking.modules_to_save(args.modules_to_save, known)
     checking.method(args, args, data)
     checking.refuse()
     assert base is not None  # noqa: S101 - refused above
@@ -326,6 +347,7 @@ def _lora(args: LoraRecipeArgs) -> _Wanted:
         is_paired=args.method != "sft",
         is_general=is_general(base, args.path),
         dora=args.dora,
+        whole=len(whole_modules(args.modules_to_save, base)),
     )
     _refuse_too_large(checking, too_large(base, load, gpus=gpus), gpus)
     return _Wanted(base=_called(base, args.base_name), data=data, load=load, targets=targets)

@@ -105,18 +105,22 @@ def open_slots(
 ) -> tuple[Slots, str]:
     """Load a base once, and each adapter into a slot, for None the base alone; return one line about the path, too."""
     from stoker.cookbooks.language.compute.base_loading import open_base
+    from stoker.cookbooks.language.compute.module_copies import chosen_modules
     from stoker.cookbooks.language.compute.slots import Slots
 
     held, path = open_base(
         base, device=device, dtype=settings.dtype, base_dtype=settings.base_dtype, path=settings.path
     )
     specs = [one.spec for one in adapters if one is not None]
+    whole = tuple(dict.fromkeys(name for spec in specs for name in spec.whole))
+    chosen_modules(whole, held.outer_modules() if whole else (), held.shape.model.family)
     slots = Slots(
         held,
         count=len(adapters),
         rank=max((spec.rank for spec in specs), default=1),
         targets=tuple(dict.fromkeys(target for spec in specs for target in spec.targets)),
         dora=any(spec.dora for spec in specs),
+        whole=whole,
         compiles=False,
         records=False,
     )

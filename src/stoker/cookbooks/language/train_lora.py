@@ -8,8 +8,8 @@ from stoker.cookbooks.language.kinds import Adapter, Examples
 
 
 def same_base(args: LoraArgs, digests: Digests) -> str:
-    """Return the share key: the content of the base, its precision, how it is computed."""
-    return share_key(digests["base_files"], args.dtype, args.base_dtype, args.path)
+    """Return the share key: the content of the base, its precision, how it is computed, what is trained whole."""
+    return share_key(digests["base_files"], args.dtype, args.base_dtype, args.path, args.modules_to_save)
 
 
 @stage(

@@ -157,6 +157,8 @@ class MultiAdapterTraining:
     """Each row is two: the chosen and the rejected side of a pair."""
     dora: bool = False
     """Adapters have a magnitude for each output of a matrix."""
+    whole: int = 0
+    """Number of modules, embedding and head, of which each member trains a copy of its own."""
 
     @property
     def tokens(self) -> int:
@@ -171,7 +173,12 @@ class MultiAdapterTraining:
     def trained(self, rank: int) -> int:
         """Count the parameters of one adapter of a rank."""
         magnitudes = self.shape.layers * sum(one.outputs for one in targeted(self.shape, self.targets))
-        return adapter_parameters(self.shape, self.targets, rank) + (magnitudes if self.dora else 0)
+        return adapter_parameters(self.shape, self.targets, rank) + (magnitudes if self.dora else 0) + self.copied
+
+    @property
+    def copied(self) -> int:
+        """Parameters of the modules that one member trains whole."""
+        return self.whole * self.shape.vocabulary * self.shape.hidden
 
     @property
     def compiles(self) -> bool:
@@ -272,6 +279,7 @@ class MultiAdapterTraining:
         base = "" if self.base_dtype is BaseWidth.AUTO else f" {self.base_dtype}"
         pairs = " pairs" if self.is_paired else ""
         pairs += " dora" if self.dora else ""
+        pairs += f" whole={self.whole}" if self.whole else ""
         how = f"{compiled} {turns}{packed}{pairs}"
         return f"company {self.where} {self.dtype}{base} {how} rank={self.rank} targets={targets}"
 
@@ -420,14 +428,20 @@ def _adapter(training: MultiAdapterTraining) -> EstimateTerm:
     count = training.trained(training.bank_rank)
     copy = "a copy" if training.dtype is Width.FP32 else f"a copy in {training.dtype}"
     why = f"{count:,} parameters in fp32, {copy}, two moments, gathered gradients"
-    return EstimateTerm("adapter", state_bytes(count, training.dtype), why)
+    # Of adapters, the best ones and those that are written take next to nothing.
+    kept = 2 * _FLOAT * training.copied if training.where is MemoryLocation.CPU else 0
+    return EstimateTerm("adapter", state_bytes(count, training.dtype) + kept, why)
 
 
 def _step(training: MultiAdapterTraining) -> list[EstimateTerm]:
     """Return the temporary memory of one step, at its peak."""
     count = training.trained(training.bank_rank)
     gradients, kept, working = count * training.dtype.bytes, training.kept_bytes(), training.working_bytes()
-    updating = updating_bytes(count, training.dtype, is_compiled=training.compiles)
+    updating = updating_bytes(count - training.copied, training.dtype, is_compiled=training.compiles)
+    # Gradients of modules are in 32 bits, and one at a time is added to them; one at a time is updated.
+    one = training.copied // max(1, training.whole)
+    gradients += training.copied * (_FLOAT - training.dtype.bytes) + one * _FLOAT
+    updating += 2 * _FLOAT * training.copied + (0 if training.compiles else 6 * _FLOAT * one)
     data = f"{training.tokens // training.sequence} × {training.sequence} tokens"
     if updating > gradients + kept + working:
         terms = [EstimateTerm("update", updating, f"more than {data} take before it")]
@@ -442,7 +456,7 @@ def _step(training: MultiAdapterTraining) -> list[EstimateTerm]:
     spare = _sum(terms) * _SPARE_PERCENT // 100
     if training.compiles:
         why += ", and what a first compiled step leaves (fitted)"
-        spare += first_step_bytes(count, training.dtype)
+        spare += first_step_bytes(count - training.copied, training.dtype)
     return [*terms, EstimateTerm("fragmentation", spare, why)]
 
 
@@ -469,12 +483,16 @@ ADAPTER_KEYS: Mapping[str, str] = {
     "packed": "false if two sequences are never in one row",
     "pairs": "true if rows are pairs of answers (method=dpo, orpo of the recipe): two rows each",
     "dora": "true if adapters have magnitudes",
+    "modules_to_save": "embedding and head that are trained whole beside each, such as embed_tokens,lm_head",
     "turns": "together, or one if each step has one adapter",
 }
 """Options of several adapters beside those of a training."""
 WORDS: Mapping[str, str] = {ADAPTERS: ADAPTERS, "rows": "batch", "sequence": "sequence", "rank": "rank"}
 """Names of its numbers here."""
-_FIELDS = {"batch": "rows", "device": "where", "compiled": "is_compiled", "packed": "is_packed", "pairs": "is_paired"}
+_FIELDS = {
+    "batch": "rows", "device": "where", "compiled": "is_compiled", "packed": "is_packed", "pairs": "is_paired",
+    "modules_to_save": "whole",
+}  # fmt: skip
 _TURNS = {"together": True, "one": False}
 
 
@@ -527,6 +545,7 @@ _READERS: Readers = {
     "packed": flag_of,
     "pairs": flag_of,
     "dora": flag_of,
+    "modules_to_save": lambda text: len(names_in(text)),
     "turns": _turns,
 }
 

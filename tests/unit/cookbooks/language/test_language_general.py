@@ -199,6 +199,7 @@ def test_words_for_targets_are_settled_by_the_module_and_are_part_of_the_work(gp
         ({"path": "fast"}, "path", "gpt2 can't take the fast path: its architecture gpt2 is none of llama"),
         ({"targets": ["c_atn"]}, "targets", "no matrix 'c_atn' in this gpt2 model | did you mean 'c_attn'?"),
         ({"targets": ["*.nothing"]}, "targets", "its matrices are c_attn, c_proj, c_fc; or all-linear, attention, mlp"),
+        ({"modules_to_save": ["wpe"]}, "modules_to_save", "'wpe' is neither embedding nor head of this gpt2 model"),
         ({"rank": 33}, "rank", "33 is larger than c_attn, which is 32 × 96 | rank=32 at most"),
         ({"max_seq_len": 65}, "max_seq_len", "65 tokens, but gpt2 reads 64 at most"),
     ],
@@ -213,6 +214,16 @@ def test_adapters_on_different_paths_do_not_share_a_process(gpt2):
     words = [shared("tiny", path=path).share_key for path in ("auto", "fast", "general")]
     assert len(set(words)) == 3
     assert shared(gpt2).share_key != shared(gpt2, path="general").share_key
+
+
+def test_adapters_that_train_other_modules_whole_do_not_share_a_process(gpt2):
+    heads, both = (("lm_head",), ("wte", "lm_head"))
+    words = [shared(gpt2, modules_to_save=one).share_key for one in ((), heads, both, both[::-1])]
+    assert len(set(words)) == 3
+    assert words[2] == words[3]
+    plain, one, two = (shared(gpt2, modules_to_save=one) for one in ((), heads, both))
+    assert one.member_bytes - plain.member_bytes >= 264 * 32 * 5 * 4
+    assert two.member_ram_bytes > one.member_ram_bytes > plain.member_ram_bytes
 
 
 def test_a_pattern_that_means_all_blocks_is_a_name_on_the_fast_path():
@@ -264,7 +275,7 @@ def test_a_base_that_reads_images_learns_text(tmp_path):
 def test_an_adapter_over_such_a_base_goes_through_all_stages(gpt2, tmp_path):
     plan = compiled(
         "lora", base=str(gpt2), targets=["attention"], rank=4, steps=3, batch=2, max_seq_len=64, packing=True,
-        samples=["1+1="], sample_tokens=4, dora=True,
+        samples=["1+1="], sample_tokens=4, dora=True, modules_to_save=["lm_head"],
     )  # fmt: skip
     examples = run_node(plan, "tokenise", tmp_path)
     told: list[dict[str, Any]] = []
@@ -277,4 +288,5 @@ def test_an_adapter_over_such_a_base_goes_through_all_stages(gpt2, tmp_path):
     config = json.loads((report.path / "adapter_config.json").read_text())
     assert config["target_modules"] == ["attn.c_proj", "c_attn"]
     assert config["fan_in_fan_out"] is config["use_dora"] is True
+    assert config["modules_to_save"] == ["lm_head"]
     assert "gpt2" in (report.path / "model-card.md").read_text()

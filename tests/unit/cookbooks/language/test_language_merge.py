@@ -31,12 +31,14 @@ TOKENS = [[5, 80, 13, 200, 7, 7, 91]]
 def trained(base: FrozenBase, **said: Any) -> AdapterState:
     """An adapter whose two halves are both noise."""
     spec = AdapterSpec(**{"rank": 4, "alpha": 8.0, "targets": ("q_proj", "o_proj", "down_proj"), **said})
-    return noised(fresh_adapter(base.shape, spec), 9, 0.1)
+    adapter = noised(fresh_adapter(base.shape, spec), 9, 0.1)
+    adapter.weights |= {one.name: (one.weight.flip(0),) for one in base.outer_modules() if one.name in spec.whole}
+    return adapter
 
 
 def logits(base: BaseWeights, adapter: AdapterState | None = None) -> Any:
     spec = adapter.spec if adapter else AdapterSpec(rank=1, alpha=1.0, targets=("q_proj",))
-    slots = Slots(base, count=1, rank=4, targets=spec.targets, dora=spec.dora)
+    slots = Slots(base, count=1, rank=4, targets=spec.targets, dora=spec.dora, whole=spec.whole)
     if adapter is not None:
         slots.load(0, adapter)
     return slots.logits(0, torch.tensor(TOKENS))
@@ -53,7 +55,10 @@ def written(adapter: AdapterState, folder: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("said", [{}, {"rslora": True}, {"dora": True}])
+WHOLE = ("model.embed_tokens", "lm_head")
+
+
+@pytest.mark.parametrize("said", [{}, {"rslora": True}, {"dora": True}, {"whole": WHOLE}])
 def test_a_merged_model_answers_as_base_and_adapter_do(tmp_path, base, said):
     adapter = trained(base, **said)
     folder = written(adapter, tmp_path / "adapter")
@@ -63,13 +68,14 @@ def test_a_merged_model_answers_as_base_and_adapter_do(tmp_path, base, said):
     assert not torch.allclose(merged, logits(base), atol=1e-2)
 
 
-@pytest.mark.parametrize("dora", [False, True])
-def test_what_is_written_is_read_back_and_is_the_same_bytes_every_time(tmp_path, base, dora):
-    adapter = trained(base, dropout=0.1, dora=dora)
+@pytest.mark.parametrize(("dora", "whole"), [(False, ()), (True, WHOLE)])
+def test_what_is_written_is_read_back_and_is_the_same_bytes_every_time(tmp_path, base, dora, whole):
+    adapter = trained(base, dropout=0.1, dora=dora, whole=whole)
     first, second = (written(adapter, tmp_path / name) for name in ("first", "second"))
     again = read_adapter(first)
     assert (again.spec.rank, again.spec.alpha, again.spec.dropout, again.spec.dora) == (4, 8.0, 0.1, dora)
     assert set(again.spec.targets) == set(adapter.spec.targets)
+    assert set(again.spec.whole) == set(whole)
     assert all(
         torch.equal(x, y)
         for name in adapter.weights
@@ -162,6 +168,37 @@ def test_weights_that_are_no_adapters_are_refused_before_anything_runs(tmp_path,
     save_file(changed(load_file(file)), file)
     with pytest.raises(InvalidArgs, match=words):
         compiled("merge", adapter=str(folder))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (lambda tensors: {name: one for name, one in tensors.items() if "lm_head" not in name}, "no weight of lm_head"),
+        (
+            lambda tensors: {name: one[:9] if "embed" in name else one for name, one in tensors.items()},
+            r"its copy of model\.embed_tokens is 9×64; tiny requires 264×64",
+        ),
+        (
+            lambda tensors: {name.replace("model.lm_head", "model.my_lm_head"): one for name, one in tensors.items()},
+            "it has a copy of my_lm_head, which is neither embedding nor head of tiny",
+        ),
+    ],
+)
+def test_copies_that_do_not_fit_are_refused_before_anything_runs(tmp_path, base, changed, words):
+    from safetensors.torch import load_file, save_file
+
+    folder = written(trained(base, whole=WHOLE), tmp_path / "adapter")
+    file = folder / "adapter_model.safetensors"
+    save_file(changed(load_file(file)), file)
+    with pytest.raises(InvalidArgs, match=words):
+        compiled("merge", adapter=str(folder))
+
+
+def test_copies_over_a_base_whose_head_is_its_embedding_are_not_merged(tmp_path):
+    tied = write_base(tmp_path / "tied", TinyShape(is_tied=True))
+    folder = written(trained(load_base(tied), whole=WHOLE[:1]), tmp_path / "adapter")
+    with pytest.raises(InvalidArgs, match=r"a copy of model\.embed_tokens, and the head of tied is its embedding"):
+        compiled("merge", base=str(tied), adapter=str(folder))
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])

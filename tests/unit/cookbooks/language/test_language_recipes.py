@@ -86,6 +86,11 @@ def test_targets_are_named_one_by_one_or_in_groups_and_stand_in_a_blocks_order()
         ({"targets": ["q_prj"]}, "targets", "no matrix 'q_prj' in this llama model | did you mean 'q_proj'?"),
         ({"targets": ["nothing"]}, "targets", "its matrices are q_proj, k_proj, v_proj, o_proj, gate_proj"),
         ({"targets": []}, "targets", "no target matrices"),
+        (
+            {"modules_to_save": ["norm"]},
+            "modules_to_save",
+            "'norm' is neither embedding nor head of this llama model | these are model.embed_tokens and lm_head",
+        ),
         ({"max_seq_len": 4096}, "max_seq_len", "4,096 tokens, but tiny reads 2,048 at most | max_seq_len=2048"),
         ({"base": ""}, "base", "is empty"),
         ({"base": "./nowhere"}, "base", "folder not found: ./nowhere"),

@@ -67,6 +67,19 @@ def test_magnitudes_are_trained_too_and_what_they_multiply_is_kept():
     assert read_adapters(SHAPE, ["adapters=2", "dora=true"]).dora
 
 
+@pytest.mark.parametrize("where", MemoryLocation)
+def test_copies_of_embedding_and_head_count_for_each_member(where):
+    plain = changed(COMPANY, where=where, dtype=Width.FP32)
+    both = changed(plain, whole=read_adapters(SHAPE, ["adapters=2", "modules_to_save=embed_tokens,lm_head"]).whole)
+    count = 2 * 32_000 * 2048
+    found, without = estimate_adapters(both), estimate_adapters(plain)
+    assert found.trained_parameters - without.trained_parameters == count
+    # Itself, two moments, gathered gradients, a copy, and its gradient.
+    assert found.needs.member_bytes - without.needs.member_bytes >= 6 * 4 * count
+    assert found.needs.base_bytes <= without.needs.base_bytes
+    assert both.kind != plain.kind
+
+
 def test_logits_of_all_tokens_are_never_counted():
     few, many = (estimate_adapters(changed(COMPANY, rows=rows)) for rows in (8, 64))
     assert few.base[1].size_bytes <= 512 * 1024**2
@@ -228,7 +241,17 @@ def test_words_become_a_company():
     assert weights[BaseWidth.NF4] < weights[BaseWidth.INT8] < weights[BaseWidth.AUTO]
     pairs = read_adapters(SHAPE, ("adapters=2", "pairs=true", "batch=3", "sequence=64"))
     assert (pairs.tokens, pairs.kind.count(" pairs ")) == (2 * 3 * 64, 1)
-    assert set(ADAPTER_KEYS) == {"adapters", "base_dtype", "device", "compiled", "packed", "pairs", "dora", "turns"}
+    assert set(ADAPTER_KEYS) == {
+        "adapters",
+        "base_dtype",
+        "device",
+        "compiled",
+        "packed",
+        "pairs",
+        "dora",
+        "modules_to_save",
+        "turns",
+    }
 
 
 def test_every_fault_of_a_company_is_told_at_once():

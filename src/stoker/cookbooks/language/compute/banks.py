@@ -21,7 +21,7 @@ from stoker.cookbooks.language.compute.matrices import AdaptableShape, MatrixGro
 Pairs = dict[str, tuple[Tensor, ...]]
 """By the name of a matrix (`model.layers.0.self_attn.q_proj`): A `[rank, inputs]` and B `[outputs, rank]`.
 
-With magnitudes (DoRA) also those of its outputs, `[outputs]`.
+With magnitudes (DoRA) also those of its outputs, `[outputs]`. Of a module that is trained whole: its parameters.
 """
 
 
@@ -37,6 +37,8 @@ class AdapterSpec:
     rslora: bool = False
     dora: bool = False
     """Each output has a trained magnitude: B A changes its direction only."""
+    whole: tuple[str, ...] = ()
+    """Full names of the modules of which the adapter has copies of its own."""
     is_transposed: bool = False
     """The base keeps its matrices by inputs, as GPT-2 does; only PEFT has to know."""
 
@@ -213,10 +215,11 @@ def onto(dx: Tensor | None, dy: Tensor, weight: Tensor) -> Tensor:
     return dx
 
 
-Rows = tuple[Tensor, Tensor, Tensor]
-"""One adapter's numbers: all A's, all B's, all magnitudes."""
+Rows = tuple[Tensor, ...]
+"""One adapter's numbers: all A's, all B's, all magnitudes; then a row for each module that is trained whole."""
 PLAIN = 2
 """Tensors of a matrix without magnitudes."""
+_BANKS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,7 +275,7 @@ class BankLayout:
 
     def write(self, pairs: Pairs, rows: Rows) -> None:
         """Write one adapter into a row of each; missing parts become zero."""
-        for row in rows:
+        for row in rows[:_BANKS]:
             row.zero_()
         for name, a, b, m in self._pairs(rows):
             given = pairs.get(name)
@@ -318,7 +321,7 @@ class BankLayout:
         return staged.clone()
 
     def _pairs(self, rows: Rows) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
-        a_row, b_row, m_row = rows
+        a_row, b_row, m_row = rows[:_BANKS]
         blocks = self.banks(a_row[None], b_row[None], m_row[None])
         for group in self.groups:
             bank = blocks[group.block][group.name]

@@ -22,6 +22,7 @@ from stoker.cookbooks.language.compute.frozen_base import EMBEDDING, HEAD, Decod
 from stoker.cookbooks.language.compute.int8 import Int8Matrix, dequantise_int8, quantise_int8
 from stoker.cookbooks.language.compute.math import can_compile, takes_ragged
 from stoker.cookbooks.language.compute.matrices import AdaptableShape
+from stoker.cookbooks.language.compute.module_copies import OuterModule
 from stoker.cookbooks.language.compute.nf4 import QuantisedMatrix, dequantise, quantise, tables
 from stoker.cookbooks.language.saved_quantisation import STATE, saved_as, scales_of
 from stoker.core.errors import BadInput
@@ -58,6 +59,9 @@ class FrozenBase(Protocol):
 
     def matrices(self) -> Iterator[tuple[int, str, torch.Tensor]]:
         """Return the matrices of each group, `[outputs, inputs]`, with its block and name; valid until the next."""
+
+    def outer_modules(self) -> tuple[OuterModule, ...]:
+        """Return the embedding and the head, of which members may have copies."""
 
     def cache(self) -> SequenceCache:
         """Return a cache of one sequence, which is empty."""
@@ -186,6 +190,13 @@ class BaseWeights:
         for number in range(len(self.layers)):
             layer = self.layers[number]
             yield from ((number, name, getattr(layer, name)) for name in _MATRICES)
+
+    def outer_modules(self) -> tuple[OuterModule, ...]:
+        names = [name.removesuffix(".weight") for name in (EMBEDDING, HEAD)]
+        return (
+            OuterModule(name=names[0], role="embedding", weight=self.embedding, padding=self.shape.padding),
+            OuterModule(name=names[1], role="head", weight=self.head),
+        )
 
     def cache(self) -> KeyValueCache:
         return KeyValueCache()

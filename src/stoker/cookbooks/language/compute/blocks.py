@@ -299,9 +299,17 @@ def token_losses(hidden: Tensor, head: Tensor, labels: Tensor, kernels: Pointwis
 
 
 def losses_and_gradient(
-    hidden: Tensor, head: Tensor, labels: Tensor, shares: Tensor, kernels: PointwiseKernels
+    hidden: Tensor,
+    head: Tensor,
+    labels: Tensor,
+    shares: Tensor,
+    kernels: PointwiseKernels,
+    dhead: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return each token's loss, and the gradient of Σ share · loss with respect to the hidden rows."""
+    """Return each token's loss, and the gradient of Σ share · loss with respect to the hidden rows.
+
+    That of the head is added to `dhead`.
+    """
     size = chunk_tokens(head.shape[0], len(labels))
     gradient = torch.empty_like(hidden)
     losses = []
@@ -310,4 +318,6 @@ def losses_and_gradient(
         loss, dlogits = kernels.loss_and_gradient(linear(hidden[part], head), labels[part], shares[part])
         losses.append(loss)
         torch.mm(dlogits, head, out=gradient[part])
+        if dhead is not None:
+            dhead += torch.mm(dlogits.T, hidden[part])
     return torch.cat(losses), gradient

@@ -65,6 +65,8 @@ class DecoderShape:
     """The maximum sequence length."""
     windows: tuple[int, ...]
     """The attention window of each layer; 0: unlimited."""
+    padding: int | None = None
+    """The token that transformers' embedding does not learn."""
 
     @property
     def hidden(self) -> int:
@@ -142,7 +144,13 @@ def shape_of(config: Mapping[str, Any], *, where: str = "config.json") -> Decode
         rotation=_rotation(config, positions, where),
         positions=positions,
         windows=_windows(config, str(family), model.layers, where),
+        padding=_padding(config, model.vocabulary),
     )
+
+
+def _padding(config: Mapping[str, Any], vocabulary: int) -> int | None:
+    token = config.get("pad_token_id")
+    return token % vocabulary if isinstance(token, int) and -vocabulary <= token < vocabulary else None
 
 
 def _rotation(config: Mapping[str, Any], positions: int, where: str) -> Rotation:

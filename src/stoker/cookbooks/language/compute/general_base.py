@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, linear
+from torch.nn.functional import cross_entropy, embedding, linear
+from torch.utils.checkpoint import checkpoint
 
 from stoker.cookbooks.language.arguments import BaseDtype
 from stoker.cookbooks.language.compute.banks import Bank, narrowed, onto, scaled, scaled_back, widened
@@ -26,8 +27,10 @@ from stoker.cookbooks.language.compute.general_shape import GeneralShape, genera
 from stoker.cookbooks.language.compute.int8 import Int8Matrix
 from stoker.cookbooks.language.compute.math import AttentionMask
 from stoker.cookbooks.language.compute.matrices import AdaptedMatrix
+from stoker.cookbooks.language.compute.module_copies import Copies, OuterModule, embedded_back, own_embedded
 from stoker.cookbooks.language.compute.nf4 import QuantisedMatrix
 from stoker.cookbooks.language.compute.transformers_base import head_of, load_transformers, takes_packed_rows
+from stoker.core.errors import BadInput
 from stoker.core.frozen import changed
 
 _TRIED = (2, 9)
@@ -45,6 +48,8 @@ class PassAdapters:
     members: int
     banks: Mapping[str, Bank]
     gradients: Mapping[str, Bank] | None = None
+    copies: Copies = field(default_factory=dict)
+    copy_gradients: Copies = field(default_factory=dict)
     dropping: PassDropout | None = None
 
 
@@ -150,6 +155,43 @@ class _AdaptedProduct(torch.autograd.Function):
         return dx.view(ctx.shape), None, None, None
 
 
+class _CopiedRows(torch.autograd.Function):
+    """The embeddings of tokens, of each member by its own table."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, tokens: Tensor, padding: int | None, now: PassAdapters) -> Tensor:  # noqa: ARG004 - as above
+        mine = tokens.reshape(now.members, -1)
+        ctx.tokens, ctx.padding, ctx.now = mine, padding, now
+        return own_embedded(mine, now.copies["embedding"]).view(*tokens.shape, -1)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[None, ...]:
+        rows = dy.reshape(*ctx.tokens.shape, -1)
+        embedded_back(ctx.tokens, rows, ctx.now.copy_gradients, ctx.padding)
+        return (None,) * 4
+
+
+class _CopiedProduct(torch.autograd.Function):
+    """The product of one member's rows with its own head."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, anchor: Tensor, member: int, now: PassAdapters) -> Tensor:  # noqa: ARG004 - as above
+        weight, *bias = now.copies["head"][member]
+        ctx.save_for_backward(x)
+        ctx.member, ctx.now = member, now
+        return linear(x, weight, *bias)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None, None]:
+        (x,) = ctx.saved_tensors
+        flat = dy.reshape(-1, dy.shape[-1])
+        dweight, *dbias = ctx.now.copy_gradients["head"][ctx.member]
+        dweight += torch.mm(flat.T, x.reshape(len(flat), -1))
+        for gradient in dbias:
+            gradient.add_(flat.sum(0, dtype=torch.float32))
+        return dy @ ctx.now.copies["head"][ctx.member][0], None, None, None
+
+
 class _HeadLosses(torch.autograd.Function):
     """The losses of tokens, a chunk at a time: all logits are never in memory at once.
 
@@ -220,6 +262,9 @@ class GeneralBase:
         self.experts = sum(one.ndim == _FUSED and "expert" in name for name, one in module.named_parameters())
         """Number of matrices of all experts of a block at once."""
         self._head = head_of(module)
+        self._member: int | None = None
+        """The member whose rows the head gets; None: it gets those of all."""
+        self._wrap_outer_modules()
         self.packs = takes_packed_rows(module)
         """True if the sequences of a packed row do not see each other."""
 
@@ -232,6 +277,54 @@ class GeneralBase:
     def matrices(self) -> Iterator[tuple[int, str, Tensor]]:
         """Return all matrices that may have adapters."""
         return ((0, layer.matrix.name, layer.weight) for layer in self._layers)
+
+    def _wrap_outer_modules(self) -> None:
+        """Let the module's embedding and head use the members' own copies, if they have any."""
+        table, head = self.module.get_input_embeddings(), self.module.get_output_embeddings()
+        looked_up: Callable[[Tensor], Tensor] = table.forward
+        scale = getattr(table, "embed_scale", 1.0)
+
+        def look_up(tokens: Tensor) -> Tensor:
+            now = self.now
+            if now is None or "embedding" not in now.copies:
+                return looked_up(tokens)
+            own: Tensor = _CopiedRows.apply(self.anchor, tokens, table.padding_idx, now)
+            return own * scale
+
+        table.forward = look_up
+        if head is None:
+            return
+        multiplied: Callable[[Tensor], Tensor] = head.forward
+
+        def multiply(x: Tensor) -> Tensor:
+            now = self.now
+            if now is None or "head" not in now.copies:
+                return multiplied(x)
+            if self._member is not None:
+                made: Tensor = _CopiedProduct.apply(x, self.anchor, self._member, now)
+                return made
+            parts = enumerate(x.chunk(now.members))
+            return torch.cat([_CopiedProduct.apply(part, self.anchor, member, now) for member, part in parts])
+
+        head.forward = multiply
+
+    def outer_modules(self) -> tuple[OuterModule, ...]:
+        """Return the module's embedding and its head. Raises `BadInput` if it computes more with them."""
+        table, head = self.module.get_input_embeddings(), self.module.get_output_embeddings()
+        names = {id(one): name for name, one in self.module.named_modules()}
+        found = [
+            OuterModule(name=names[id(table)], role="embedding", weight=table.weight, padding=table.padding_idx),
+        ]
+        tokens = self._few_tokens(self.shape.vocabulary)
+        with torch.no_grad():
+            plain = embedding(tokens, table.weight) * getattr(table, "embed_scale", 1.0)
+            is_known = torch.allclose(table(tokens), plain)
+        if not is_known:
+            message = f"modules_to_save: {self.shape.model.family} computes more with its embedding than its rows"
+            raise BadInput(message, hint="leave it out")
+        if isinstance(head, torch.nn.Linear):
+            found.append(OuterModule(name=names[id(head)], role="head", weight=head.weight, bias=head.bias))
+        return tuple(found)
 
     def cache(self) -> ModuleCache:
         """Return a cache of one sequence, which is empty."""
@@ -252,8 +345,31 @@ class GeneralBase:
             return _losses(self._called_with(self.module, tokens, looking).logits.flatten(0, 1), labels.flatten())
         hidden, wanted = self._hidden(tokens, looking).flatten(0, 1), labels.flatten()
         size = chunk_tokens(self.shape.vocabulary, len(wanted))
+        if self.now is not None and "head" in self.now.copies:
+            return self._own_losses(hidden, wanted, self.now.members, size)
         losses: Tensor = _HeadLosses.apply(hidden, wanted, self._head, size)
         return losses
+
+    def _own_losses(self, hidden: Tensor, labels: Tensor, members: int, size: int) -> Tensor:
+        """Return the same of members with heads of their own, whose gradients depend on those of the losses.
+
+        So a chunk's logits are computed again for the backward pass.
+        """
+        head = self._head
+        assert head is not None  # noqa: S101 - otherwise all logits are computed at once
+
+        def compute(member: int, rows: Tensor, wanted: Tensor) -> Tensor:
+            self._member = member
+            try:
+                return _losses(head(rows), wanted)
+            finally:
+                self._member = None
+
+        found = []
+        for member, (rows, wanted) in enumerate(zip(hidden.chunk(members), labels.chunk(members), strict=True)):
+            for part, own in zip(rows.split(size), wanted.split(size), strict=True):
+                found.append(checkpoint(compute, member, part, own, use_reentrant=False, preserve_rng_state=False))
+        return torch.cat(found)
 
     def logits(self, tokens: Tensor, looking: AttentionMask, cache: ModuleCache | None) -> Tensor:
         """Return the logits after the last token of each row, or of the one that continues a cache."""

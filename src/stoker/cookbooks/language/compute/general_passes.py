@@ -12,17 +12,24 @@ from stoker.cookbooks.language.compute.blocks import Banks
 from stoker.cookbooks.language.compute.decoding import ModuleCache, SequenceCache
 from stoker.cookbooks.language.compute.general_base import GeneralBase, PassAdapters
 from stoker.cookbooks.language.compute.math import PointwiseKernels
+from stoker.cookbooks.language.compute.module_copies import Copies, OuterModule, copies_of
 from stoker.cookbooks.language.compute.objectives import weigh
-from stoker.cookbooks.language.compute.passes import AdapterPasses, AdapterSlotState, PassInput
+from stoker.cookbooks.language.compute.passes import AdapterPasses, PassInput
+from stoker.cookbooks.language.compute.slot_state import AdapterSlotState
 
 
 class GeneralPassRunner(AdapterPasses):
     """Passes over a module of transformers."""
 
     def __init__(
-        self, base: GeneralBase, layout: BankLayout, state: AdapterSlotState, kernels: PointwiseKernels
+        self,
+        base: GeneralBase,
+        layout: BankLayout,
+        state: AdapterSlotState,
+        kernels: PointwiseKernels,
+        whole: Sequence[OuterModule] = (),
     ) -> None:
-        super().__init__(base, layout, state, kernels)
+        super().__init__(base, layout, state, kernels, whole)
         self._base = base
 
     def prepare(self, length: int) -> None:
@@ -30,20 +37,21 @@ class GeneralPassRunner(AdapterPasses):
 
     def logits(self, given: PassInput, cache: SequenceCache | None) -> Tensor:
         """Return the logits after the last token of each row, of one member."""
-        with self._base.adapted(PassAdapters(members=1, banks=self._banks(given.index)[0])):
+        now = PassAdapters(members=1, banks=self._banks(given.index)[0], copies=self._copies(given))
+        with self._base.adapted(now):
             return self._base.logits(
                 given.tokens.flatten(0, 1), given.looking, cache if isinstance(cache, ModuleCache) else None
             )
 
     def _gradients(self, given: PassInput) -> tuple[Tensor, Rows]:
         base, n = self._base, len(given.tokens)
-        a = torch.zeros(n, self._layout.a_size, dtype=base.dtype, device=base.device)
-        b = torch.zeros(n, self._layout.b_size, dtype=base.dtype, device=base.device)
-        m = torch.zeros(n, self._layout.m_size, device=base.device)
+        a, b, m, *whole = gradients = self._no_gradients(n)
         now = PassAdapters(
             members=n,
             banks=self._banks(given.index)[0],
             gradients=self._layout.banks(a, b, m)[0],
+            copies=self._copies(given),
+            copy_gradients=copies_of(self._whole, whole),
             dropping=self._dropping(given),
         )
         with torch.enable_grad(), base.adapted(now):
@@ -55,10 +63,10 @@ class GeneralPassRunner(AdapterPasses):
                 weighed = weigh(losses, given.answers)
                 scores, weights = weighed.scores, weighed.weights
             (losses * weights).sum().backward()
-        return scores, (a, b, m)
+        return scores, gradients
 
-    def _token_losses(self, given: PassInput, banks: Sequence[Banks]) -> Tensor:
-        with self._base.adapted(PassAdapters(members=len(given.tokens), banks=banks[0])):
+    def _token_losses(self, given: PassInput, banks: Sequence[Banks], copies: Copies) -> Tensor:
+        with self._base.adapted(PassAdapters(members=len(given.tokens), banks=banks[0], copies=copies)):
             return self._computed(given)
 
     def _computed(self, given: PassInput) -> Tensor:

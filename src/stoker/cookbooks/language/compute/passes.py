@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding
 
 from stoker.cookbooks.language.arguments import Objective
-from stoker.cookbooks.language.compute.banks import AdapterSpec, Bank, BankLayout, Optim, Rows, squares_beside
+from stoker.cookbooks.language.compute.banks import Bank, BankLayout, Rows, squares_beside
 from stoker.cookbooks.language.compute.base_weights import BaseWeights, FrozenBase
 from stoker.cookbooks.language.compute.blocks import (
     IGNORED,
@@ -29,7 +28,9 @@ from stoker.cookbooks.language.compute.blocks import (
 )
 from stoker.cookbooks.language.compute.decoding import KeyValueCache, SequenceCache
 from stoker.cookbooks.language.compute.math import AttentionMask, PointwiseKernels, tables
+from stoker.cookbooks.language.compute.module_copies import Copies, OuterModule, copies_of, embedded, embedded_back
 from stoker.cookbooks.language.compute.objectives import AnswerInput, answer_logps, weigh
+from stoker.cookbooks.language.compute.slot_state import AdapterSlotState
 from stoker.core.errors import BadInput
 
 
@@ -58,99 +59,20 @@ class PassInput:
     """Of pairs; None: the loss is that of the learned tokens."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TrainedNumbers:
-    """Numbers of one sort of all adapters, with their optimiser's moments: a row for each slot."""
-
-    weights: Tensor
-    first: Tensor
-    second: Tensor
-    used: Tensor
-    """What products use: in the base's precision, B scaled; for magnitudes the factors of outputs."""
-    gathered: Tensor
-    """Rows since the last update."""
-
-    @classmethod
-    def empty(cls, count: int, size: int, dtype: torch.dtype, device: str) -> TrainedNumbers:
-        """Return zeros for so many adapters; `dtype` is that of products."""
-        weights, first, second, gathered = (torch.zeros(count, size, device=device) for _ in range(4))
-        used = torch.zeros(count, size, dtype=dtype, device=device)
-        return cls(weights=weights, first=first, second=second, used=used, gathered=gathered)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AdapterSlotState:
-    """All changing tensors: a row for each slot."""
-
-    a: TrainedNumbers
-    b: TrainedNumbers
-    m: TrainedNumbers
-    """Magnitudes of outputs (DoRA); empty if no adapter has any."""
-    has_magnitude: Tensor
-    inverse_norms: Tensor
-    """One over the norms of adapted matrices, `[slots, m_size]`; zero without a magnitude."""
-    base_squares: Tensor
-    """The squared norms of the base's own, `[m_size]`."""
-    scales: Tensor
-    dropouts: Tensor
-    seeds: Tensor
-    updates: Tensor
-    passes: Tensor
-    """Since the last update."""
-    settings: Tensor
-    """`[slots, 6]`: betas, eps, weight decay, clip, rate of B over that of A."""
-
-    @classmethod
-    def empty(cls, layout: BankLayout, count: int, base: FrozenBase) -> AdapterSlotState:
-        """Return zeros for so many adapters."""
-        device, m = base.device, layout.m_size
-        numbers = {
-            name: torch.zeros(count, device=device, dtype=torch.int64) for name in ("seeds", "updates", "passes")
-        }
-        return cls(
-            a=TrainedNumbers.empty(count, layout.a_size, base.dtype, device),
-            b=TrainedNumbers.empty(count, layout.b_size, base.dtype, device),
-            m=TrainedNumbers.empty(count, m, torch.float32, device),
-            has_magnitude=torch.zeros(count, m, dtype=torch.bool, device=device),
-            inverse_norms=torch.zeros(count, m, device=device),
-            base_squares=torch.zeros(m, device=device),
-            scales=torch.zeros(count, 1, device=device),
-            dropouts=torch.zeros(count, device=device),
-            settings=torch.zeros(count, 6, device=device),
-            **numbers,
-        )
-
-    @property
-    def trained(self) -> tuple[TrainedNumbers, ...]:
-        """All that is trained."""
-        return (self.a, self.b, self.m)
-
-    def settle(self, slot: int, spec: AdapterSpec, optim: Optim, updates: int) -> None:
-        """Set the settings of the adapter in a slot, and prepare its weights for use."""
-        self.scales[slot] = spec.scale
-        self.dropouts[slot] = spec.dropout
-        self.seeds[slot] = spec.seed
-        self.updates[slot] = updates
-        settings = (*optim.betas, optim.eps, optim.weight_decay, optim.clip, optim.b_rate)
-        self.settings[slot] = torch.tensor(settings, device=self.settings.device)
-        self.forget((slot,))
-        self.a.used[slot] = self.a.weights[slot].to(self.a.used.dtype)
-        self.b.used[slot] = (self.b.weights[slot] * self.scales[slot]).to(self.b.used.dtype)
-
-    def forget(self, slots: Sequence[int]) -> None:
-        """Discard gradients since the last update."""
-        for slot in slots:
-            for gathered in (*(one.gathered for one in self.trained), self.passes):
-                gathered[slot] = 0
-
-
 class AdapterPasses(ABC):
     """Passes over one base: what does not depend on how the base is computed."""
 
     def __init__(
-        self, frozen: FrozenBase, layout: BankLayout, state: AdapterSlotState, kernels: PointwiseKernels
+        self,
+        frozen: FrozenBase,
+        layout: BankLayout,
+        state: AdapterSlotState,
+        kernels: PointwiseKernels,
+        whole: Sequence[OuterModule] = (),
     ) -> None:
+        """Take what is trained: the adapters of a layout, and copies of the modules in `whole`."""
         self._frozen = frozen
+        self._whole = whole
         self._layout = layout
         self.state = state
         self._kernels = kernels
@@ -169,7 +91,7 @@ class AdapterPasses(ABC):
         """
 
     @abstractmethod
-    def _token_losses(self, given: PassInput, banks: Sequence[Banks]) -> Tensor:
+    def _token_losses(self, given: PassInput, banks: Sequence[Banks], copies: Copies) -> Tensor:
         """Return each token's loss, `[n, rows, T]`; no gradients, no dropout."""
 
     @abstractmethod
@@ -189,16 +111,15 @@ class AdapterPasses(ABC):
         Of pairs `[5, n]`: further how many are ranked right, and their margins.
         """
         state, index = self.state, given.index
-        (loss, *ranking), (a, b, m) = self._gradients(given)
-        gradients: Rows = (a, b, m * _rows(state.inverse_norms, index))
+        (loss, *ranking), (a, b, m, *copies) = self._gradients(given)
+        gradients: Rows = (a, b, m * _rows(state.inverse_norms, index), *copies)
         if given.gathers:
-            a, b, m = (_rows(one.gathered, index) + new for one, new in zip(state.trained, gradients, strict=True))
-            gradients = (a, b, m)
-        factors = (1.0, _rows(state.scales, index), 1.0)
-        squares = [
-            (torch.linalg.vector_norm(one, dim=1, dtype=torch.float32, keepdim=True) * factor).square()
-            for one, factor in zip(gradients, factors, strict=True)
-        ]
+            gradients = tuple(
+                _rows(one.gathered, index) + new for one, new in zip(state.trained, gradients, strict=True)
+            )
+        lengths = [torch.linalg.vector_norm(one, dim=1, dtype=torch.float32, keepdim=True) for one in gradients]
+        lengths[1] = lengths[1] * _rows(state.scales, index)
+        squares = [one.square() for one in lengths]
         norms = sum(squares[1:], squares[0]).sqrt().squeeze(1)
         is_finite = loss.isfinite() & norms.isfinite()
         if given.updates_any:
@@ -215,7 +136,7 @@ class AdapterPasses(ABC):
 
         Of pairs `[3, n]`: loss, how many are ranked right, margins, each times its share.
         """
-        losses = self._token_losses(given, self._banks(given.index))
+        losses = self._token_losses(given, self._banks(given.index), self._copies(given))
         if given.answers is not None:
             return weigh(losses, given.answers).scores
         return torch.stack([losses.flatten(1).double().sum(1), (given.labels != IGNORED).flatten(1).sum(1)])
@@ -223,7 +144,7 @@ class AdapterPasses(ABC):
     def reference(self, given: PassInput) -> Tensor:
         """Return the log-probability of each answer under the base alone, `[n, answers]`."""
         assert given.answers is not None  # noqa: S101 - of pairs only
-        losses = self._token_losses(given, [{}] * len(self._all))
+        losses = self._token_losses(given, [{}] * len(self._all), {})
         return answer_logps(losses, given.answers.places, given.answers.reference.shape[1])[0]
 
     def set_magnitudes(self, slot: int, names: Collection[str], *, begins: bool) -> None:
@@ -274,17 +195,23 @@ class AdapterPasses(ABC):
         shortened = (clip / (norms[:, None] + 1e-6)).clamp(max=1.0)
         scales = _rows(state.scales, index)
         rates, ones = given.rates[:, None], torch.ones_like(scales)
-        # In PEFT's LoRA+ magnitudes have the rate of B.
-        how = ((ones, rates), (scales, rates * b_rate), (ones, rates * b_rate))
-        for trained, gradient, (scale, rate) in zip(state.trained, gradients, how, strict=True):
+        # In PEFT's LoRA+ magnitudes have the rate of B, modules that are trained whole that of A.
+        of_banks = ((ones, rates), (scales, rates * b_rate), (ones, rates * b_rate))
+        how = (*((*one, False) for one in of_banks), *[(ones, rates, True)] * len(state.copies))
+        common = (shortened, beta1, beta2, eps, decay, count[:, None].float())
+        for trained, gradient, (scale, rate, is_large) in zip(state.trained, gradients, how, strict=True):
             if not gradient.shape[1]:
                 continue
             whole = (trained.weights, trained.first, trained.second, trained.used)
+            given_rows = (gradient, scale, is_moved[:, None], rate, *common)
+            if is_large:
+                # In place, one by one: rows are gathered as copies, and kernels as written make some, too.
+                for place, slot in enumerate(given.slots):
+                    row = (one[slot : slot + 1] for one in whole)
+                    self._kernels.move(*row, *(one[place : place + 1] for one in given_rows))
+                continue
             parts = [_rows(one, index) for one in whole]
-            self._kernels.move(
-                *parts, gradient, scale, is_moved[:, None], rate, shortened,
-                beta1, beta2, eps, decay, count[:, None].float(),
-            )  # fmt: skip
+            self._kernels.move(*parts, *given_rows)
             for one, part in zip(whole, parts, strict=True):
                 _put(one, index, part)
         _put(state.updates, index, torch.where(is_moved, count, count - 1))
@@ -298,6 +225,19 @@ class AdapterPasses(ABC):
         keys = keys_of(*(_rows(one, index) for one in (state.seeds, state.updates, state.passes)))
         return PassDropout(shares=_rows(state.dropouts, index), keys=keys, length=given.tokens.shape[2])
 
+    def _copies(self, given: PassInput) -> Copies:
+        """Return each member's own modules."""
+        rows = [[one.used[slot] for slot in given.slots] for one in self.state.copies]
+        return copies_of(self._whole, rows)
+
+    def _no_gradients(self, count: int) -> Rows:
+        """Return zeros for the gradients of so many members."""
+        device, layout = self._frozen.device, self._layout
+        sizes = (layout.a_size, layout.b_size)
+        pairs = (torch.zeros(count, size, dtype=self._frozen.dtype, device=device) for size in sizes)
+        others = (layout.m_size, *(one.size for one in self._whole))
+        return (*pairs, *(torch.zeros(count, size, device=device) for size in others))
+
     def _banks(self, index: Tensor | None) -> Sequence[Banks]:
         if index is None:
             return self._all
@@ -309,9 +249,14 @@ class PassRunner(AdapterPasses):
     """Passes over a base whose blocks are computed by hand."""
 
     def __init__(
-        self, base: BaseWeights, layout: BankLayout, state: AdapterSlotState, kernels: PointwiseKernels
+        self,
+        base: BaseWeights,
+        layout: BankLayout,
+        state: AdapterSlotState,
+        kernels: PointwiseKernels,
+        whole: Sequence[OuterModule] = (),
     ) -> None:
-        super().__init__(base, layout, state, kernels)
+        super().__init__(base, layout, state, kernels, whole)
         self._base = base
         self._tables: list[tuple[Tensor, Tensor]] = [(torch.empty(0), torch.empty(0))]
 
@@ -325,49 +270,88 @@ class PassRunner(AdapterPasses):
             self._tables.append(tables(rotation, head_dim, max(length, 2048), self._base.device))
 
     def _gradients(self, given: PassInput) -> tuple[Tensor, Rows]:
-        banks = self._banks(given.index)
-        hidden, normed, kept, now = self._forward(given, banks, keeps=True)
+        banks, copies = self._banks(given.index), self._copies(given)
+        hidden, normed, kept, now = self._forward(given, banks, copies, keeps=True)
         base, n = self._base, given.tokens.shape[0]
+        a, b, m, *whole = gradients = self._no_gradients(n)
+        own = copies_of(self._whole, whole)
         flat, normed = (one.view(-1, base.shape.hidden) for one in (hidden, normed))
-        scores, dnormed = self._scores_and_gradient(given, normed)
+        scores, dnormed = self._scores_and_gradient(given, normed, copies, own)
         dx, _ = self._kernels.norm_backward(flat, base.norm, base.shape.eps, dnormed, torch.zeros_like(flat))
         del normed, dnormed
-        a = torch.empty(n, self._layout.a_size, dtype=base.dtype, device=base.device)
-        b = torch.empty(n, self._layout.b_size, dtype=base.dtype, device=base.device)
-        m = torch.zeros(n, self._layout.m_size, device=base.device)
-        self._backward(dx.view_as(hidden), banks, self._layout.banks(a, b, m), now, kept)
-        return scores, (a, b, m)
+        dx = self._backward(dx.view_as(hidden), banks, self._layout.banks(a, b, m), now, kept)
+        if "embedding" in own:
+            embedded_back(given.tokens, dx, own, base.shape.padding)
+        return scores, gradients
 
-    def _scores_and_gradient(self, given: PassInput, normed: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each member's loss and what else its objective scores, and the gradient of the last hidden rows."""
-        head, labels, n = self._base.head, given.labels.reshape(-1), given.tokens.shape[0]
-        shares = given.shares[:, None].expand(n, len(labels) // n).reshape(-1)
+    def _scores_and_gradient(
+        self, given: PassInput, normed: Tensor, copies: Copies, own: Copies
+    ) -> tuple[Tensor, Tensor]:
+        """Return each member's loss and what else its objective scores, and the gradient of the last hidden rows.
+
+        Gradients of heads of their own are added to `own`.
+        """
+        labels, n = given.labels, given.tokens.shape[0]
+        shares = given.shares[:, None, None].expand_as(labels)
         if given.answers is None:
-            losses, dnormed = losses_and_gradient(normed, head, labels, shares, self._kernels)
+            losses, dnormed = self._losses_and_gradient(normed, labels, shares, copies, own)
             return (losses.view(n, -1).sum(1) * given.shares)[None], dnormed
+        if "head" in own:
+            # Its gradient needs the weights of tokens, which follow from the losses.
+            weighed = weigh(self._losses_of(normed, labels, copies).view_as(labels), given.answers)
+            return weighed.scores, self._losses_and_gradient(normed, labels, weighed.weights, copies, own)[1]
         # The weights follow from the losses, and scale the gradients of tokens: the head is multiplied once.
-        losses, dnormed = losses_and_gradient(normed, head, labels, torch.ones_like(shares), self._kernels)
+        losses, dnormed = self._losses_and_gradient(normed, labels, torch.ones_like(shares), copies, own)
         weighed = weigh(losses.view_as(given.labels), given.answers)
         return weighed.scores, dnormed.mul_(weighed.weights.view(-1, 1))
 
-    def _token_losses(self, given: PassInput, banks: Sequence[Banks]) -> Tensor:
+    def _losses_and_gradient(
+        self, normed: Tensor, labels: Tensor, shares: Tensor, copies: Copies, own: Copies
+    ) -> tuple[Tensor, Tensor]:
+        if "head" not in own:
+            flat = (labels.reshape(-1), shares.reshape(-1))
+            return losses_and_gradient(normed, self._base.head, *flat, self._kernels)
+        each = zip(normed.chunk(len(labels)), copies["head"], labels, shares, own["head"], strict=True)
+        found = [
+            losses_and_gradient(rows, head, label.reshape(-1), share.reshape(-1), self._kernels, dhead)
+            for rows, (head, *_), label, share, (dhead, *_) in each
+        ]
+        losses, gradients = zip(*found, strict=True)
+        return torch.cat(losses), torch.cat(gradients)
+
+    def _losses_of(self, normed: Tensor, labels: Tensor, copies: Copies) -> Tensor:
+        """Return each token's loss, in one row."""
+        if "head" not in copies:
+            return token_losses(normed, self._base.head, labels.reshape(-1), self._kernels)
+        each = zip(normed.chunk(len(labels)), copies["head"], labels, strict=True)
+        return torch.cat(
+            [token_losses(rows, head, label.reshape(-1), self._kernels) for rows, (head, *_), label in each]
+        )
+
+    def _token_losses(self, given: PassInput, banks: Sequence[Banks], copies: Copies) -> Tensor:
         """Return each token's loss, `[n, rows, T]`; no gradients, no dropout."""
-        _, normed, _, _ = self._forward(given, banks, keeps=False)
-        labels = given.labels.reshape(-1)
-        hidden = normed.view(-1, self._base.shape.hidden)
-        return token_losses(hidden, self._base.head, labels, self._kernels).view_as(given.labels)
+        _, normed, _, _ = self._forward(given, banks, copies, keeps=False)
+        return self._losses_of(normed.view(-1, self._base.shape.hidden), given.labels, copies).view_as(given.labels)
 
     def logits(self, given: PassInput, cache: SequenceCache | None) -> Tensor:
         """Return the logits after the last token of each row, of one member."""
         rows, length = given.tokens.shape[1:]
         kept = cache if isinstance(cache, KeyValueCache) else None
-        _, normed, _, _ = self._forward(given, self._banks(given.index), keeps=False, cache=kept)
+        copies = self._copies(given)
+        _, normed, _, _ = self._forward(given, self._banks(given.index), copies, keeps=False, cache=kept)
         if kept is not None:
             kept.length += length
-        return torch.nn.functional.linear(normed.view(rows, length, -1)[:, -1], self._base.head)
+        head = copies["head"][0][0] if "head" in copies else self._base.head
+        return torch.nn.functional.linear(normed.view(rows, length, -1)[:, -1], head)
 
     def _forward(
-        self, given: PassInput, banks: Sequence[Banks], *, keeps: bool, cache: KeyValueCache | None = None
+        self,
+        given: PassInput,
+        banks: Sequence[Banks],
+        copies: Copies,
+        *,
+        keeps: bool,
+        cache: KeyValueCache | None = None,
     ) -> tuple[Tensor, Tensor, list[SavedActivations], PassContext]:
         """Return the last hidden rows, the same normed, and what the backward pass needs."""
         base = self._base
@@ -386,7 +370,7 @@ class PassRunner(AdapterPasses):
             dropping=self._dropping(given) if keeps else None,
             cache=cache,
         )
-        x = embedding(given.tokens.reshape(n, rows * length), base.embedding)
+        x = embedded(given.tokens.reshape(n, rows * length), base.embedding, copies)
         more = None
         kept: list[SavedActivations] = []
         for number in range(len(base.layers)):
@@ -403,12 +387,14 @@ class PassRunner(AdapterPasses):
         gradients: Sequence[Banks],
         now: PassContext,
         kept: list[SavedActivations],
-    ) -> None:
+    ) -> Tensor:
+        """Write the gradients of adapters; return that of the embeddings."""
         for number in reversed(range(len(self._base.layers))):
             # Free a block's activations as soon as its gradients are written.
             dx = backward_block(
                 dx, self._base.layers[number], banks[number], gradients[number], number, now, kept.pop()
             )
+        return dx
 
 
 def _rows(of: Tensor, index: Tensor | None) -> Tensor:

@@ -23,17 +23,19 @@ from stoker.cookbooks.language.compute.math import (
     can_compile,
     looking_of,
 )
+from stoker.cookbooks.language.compute.module_copies import OuterModule
 from stoker.cookbooks.language.compute.objectives import AnswerInput
 from stoker.cookbooks.language.compute.passes import (
     AdapterPasses,
     AdapterSlotRows,
-    AdapterSlotState,
     LossSums,
     PassInput,
     PassResult,
     PassRunner,
     is_out_of_memory,
 )
+from stoker.cookbooks.language.compute.slot_state import AdapterSlotState
+from stoker.core.errors import BadInput
 
 # Whole steps as CUDA graphs: recorded once for each shape, replayed with new numbers.
 #
@@ -253,10 +255,13 @@ class Slots:
         rank: int,
         targets: tuple[str, ...],
         dora: bool = False,
+        whole: tuple[str, ...] = (),
         compiles: bool | None = None,
         records: bool | None = None,
     ) -> None:
         """Allocate the slots, with magnitudes if an adapter may have any (`dora`).
+
+        `whole`: full names of the modules of which adapters have copies of their own.
 
         `compiles` and `records`: kernels and CUDA graphs (default: if available).
         """
@@ -265,7 +270,8 @@ class Slots:
         self.count = count
         even = -(-rank // _EVEN_RANK) * _EVEN_RANK if is_gpu else rank
         self.layout = BankLayout(base.shape, targets, even, dora=dora)
-        self._state = AdapterSlotState.empty(self.layout, count, base)
+        self._whole = [one for one in base.outer_modules() if one.name in whole] if whole else []
+        self._state = AdapterSlotState.empty(self.layout, count, base, self._whole)
         self._specs: list[AdapterSpec | None] = [None] * count
         self._names: list[dict[str, Any]] = [{} for _ in range(count)]
         self._gathering: set[int] = set()
@@ -276,7 +282,10 @@ class Slots:
         self._packed_layout: PackedLayout = "mask"
         if isinstance(base, BaseWeights) and base.takes_ragged:
             self._packed_layout = kernels.packed_layout(base.shape.model.head_dim)
-        self._passing = _passes_over(base, self.layout, self._state, kernels)
+        self._passing = _passes_over(base, self.layout, self._state, kernels, self._whole)
+        for slot in range(count) if whole else ():
+            self._write_copies(slot, {}, "weights")
+            self._state.settle(slot, AdapterSpec(rank=1, alpha=1.0, targets=()), Optim(), 0)
         self._graphs = Graphs(self._passing) if is_gpu and records is not False and base.records else None
 
     def load(self, slot: int, adapter: AdapterState, optim: Optim | None = None) -> None:
@@ -285,9 +294,11 @@ class Slots:
         with torch.no_grad():
             for kept in ("weights", "first", "second"):
                 self.layout.write(getattr(adapter, kept), self._rows(slot, kept))
+                self._write_copies(slot, getattr(adapter, kept), kept)
             state.settle(slot, adapter.spec, optim, adapter.steps)
             if self.layout.m_size:
-                weighed = adapter.weights if adapter.spec.dora else {}
+                matrices = {name: one for name, one in adapter.weights.items() if name not in adapter.spec.whole}
+                weighed = matrices if adapter.spec.dora else {}
                 begins = all(len(one) == PLAIN for one in weighed.values())
                 self._passing.set_magnitudes(slot, weighed.keys(), begins=begins)
         self._gathering.discard(slot)
@@ -310,12 +321,31 @@ class Slots:
         return self._read(slot, "weights")
 
     def _read(self, slot: int, kept: str) -> Pairs:
-        return self.layout.read(self._names[slot], self._rows(slot, kept), self._spec(slot))
+        spec, rows = self._spec(slot), self._rows(slot, kept)
+        copies = {
+            one.name: tuple(part.to("cpu", copy=True) for part in one.split(row))
+            for one, row in zip(self._whole, rows[-len(self._whole) :], strict=False)
+            if one.name in spec.whole
+        }
+        return self.layout.read(self._names[slot], rows, spec) | copies
 
     def _rows(self, slot: int, kept: str) -> Rows:
         """Return the numbers of a slot that trained tensors keep under a name."""
-        a, b, m = (getattr(one, kept)[slot] for one in self._state.trained)
-        return a, b, m
+        return tuple(getattr(one, kept)[slot] for one in self._state.trained)
+
+    def _write_copies(self, slot: int, given: Pairs, kept: str) -> None:
+        """Write modules of an adapter's own: at the beginning the base's."""
+        for module, numbers in zip(self._whole, self._state.copies, strict=True):
+            row = getattr(numbers, kept)[slot]
+            if module.name not in given and kept != "weights":
+                row.zero_()
+                continue
+            parts = given.get(module.name, module.parts)
+            if [one.shape for one in parts] != [one.shape for one in module.parts]:
+                message = f"an adapter's copy of {module.name} has other parameters than the base"
+                raise BadInput(message, hint="use the base that it was trained on")
+            for part, own in zip(module.split(row), parts, strict=True):
+                part.copy_(own)
 
     def _spec(self, slot: int) -> AdapterSpec:
         spec = self._specs[slot]
@@ -455,16 +485,20 @@ class Slots:
 
 
 def _passes_over(
-    base: FrozenBase, layout: BankLayout, state: AdapterSlotState, kernels: PointwiseKernels
+    base: FrozenBase,
+    layout: BankLayout,
+    state: AdapterSlotState,
+    kernels: PointwiseKernels,
+    whole: Sequence[OuterModule],
 ) -> AdapterPasses:
     if isinstance(base, BaseWeights):
-        return PassRunner(base, layout, state, kernels)
+        return PassRunner(base, layout, state, kernels, whole)
     from stoker.cookbooks.language.compute.general_base import GeneralBase
     from stoker.cookbooks.language.compute.general_passes import GeneralPassRunner
 
     if not isinstance(base, GeneralBase):
         raise TypeError(f"{type(base).__name__} is no base")
-    return GeneralPassRunner(base, layout, state, kernels)
+    return GeneralPassRunner(base, layout, state, kernels, whole)
 
 
 def pointwise_kernels(*, compiles: bool) -> PointwiseKernels:

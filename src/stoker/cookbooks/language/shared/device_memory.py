@@ -26,10 +26,12 @@ class BankSize:
     targets: tuple[str, ...]
     dora: bool = False
     """True if a member has magnitudes."""
+    whole: tuple[str, ...] = ()
+    """The modules that members train whole; their share key has them, so they are the same."""
 
     def holds(self, other: BankSize) -> bool:
         is_large = other.count <= self.count and other.rank <= self.rank and other.dora <= self.dora
-        return is_large and set(other.targets) <= set(self.targets)
+        return is_large and set(other.targets) <= set(self.targets) and set(other.whole) <= set(self.whole)
 
 
 def room_for(loaded: Iterable[tuple[int, AdapterSpec]], order: tuple[str, ...], least: int = 1) -> BankSize:
@@ -44,6 +46,7 @@ def room_for(loaded: Iterable[tuple[int, AdapterSpec]], order: tuple[str, ...], 
         rank=max((spec.rank for _, spec in members), default=1),
         targets=(*(target for target in order if target in wanted), *sorted(wanted.difference(order))),
         dora=any(spec.dora for _, spec in members),
+        whole=tuple(dict.fromkeys(name for _, spec in members for name in spec.whole)),
     )
 
 
@@ -103,7 +106,9 @@ class ResizableSlots:
     def _fill(self, room: BankSize, held: dict[int, tuple[AdapterState, Optim]]) -> None:
         # The old banks are freed first: there may not be memory for both.
         self.slots = None
-        self.slots = Slots(self.base, count=room.count, rank=room.rank, targets=room.targets, dora=room.dora)
+        self.slots = Slots(
+            self.base, count=room.count, rank=room.rank, targets=room.targets, dora=room.dora, whole=room.whole
+        )
         self._room = room
         for slot, (adapter, optim) in held.items():
             self.slots.load(slot, adapter, optim)

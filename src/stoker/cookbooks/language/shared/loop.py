@@ -26,6 +26,7 @@ from stoker.cookbooks.language.compute.base_loading import open_base
 from stoker.cookbooks.language.compute.base_weights import FrozenBase
 from stoker.cookbooks.language.compute.general_base import GeneralBase
 from stoker.cookbooks.language.compute.matrices import adaptable, settled_targets, unknown_words
+from stoker.cookbooks.language.compute.module_copies import chosen_modules
 from stoker.cookbooks.language.compute.objectives import ReferenceLogps
 from stoker.cookbooks.language.compute.slots import Slots
 from stoker.cookbooks.language.shared.device_memory import (
@@ -257,6 +258,7 @@ class _Running:
             closes_up=_closes_up(base),
             packs=packs,
             targets=_targets(attempt.args.targets, base),
+            whole=_whole(attempt.args.modules_to_save, base),
             is_transposed=isinstance(base, GeneralBase) and base.is_transposed,
         )
         if member.args.method == "dpo":
@@ -582,6 +584,13 @@ def _targets(words: tuple[str, ...], base: FrozenBase) -> tuple[str, ...]:
         raise BadInput(message, hint=f"its matrices are {known}")
     others = base.shape.others if isinstance(base, GeneralBase) else ()
     return settled_targets(words, names, others)
+
+
+def _whole(words: tuple[str, ...], base: FrozenBase) -> tuple[str, ...]:
+    """Return the full names of the modules that words mean. Raises `BadInput` if one means nothing."""
+    if not words:
+        return ()
+    return tuple(one.name for one in chosen_modules(words, base.outer_modules(), base.shape.model.family))
 
 
 def _closes_up(base: FrozenBase) -> bool:

@@ -286,7 +286,7 @@ class Update:
 class AdapterMember:
     """A member that is trained."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - its attempt, and what its base is like
         self,
         attempt: Member,
         *,
@@ -294,18 +294,20 @@ class AdapterMember:
         closes_up: bool = False,
         packs: bool = True,
         targets: tuple[str, ...] = (),
+        whole: tuple[str, ...] = (),
         is_transposed: bool = False,
     ) -> None:
         """Read its data. Raises `BadInput` for tokens that the base does not have.
 
         `closes_up`: its rows may be concatenated. `packs`: they may be packed. `targets`: the meaning of its targets
-        in the base, whose matrices may be kept transposed.
+        in the base, whose matrices may be kept transposed. `whole`: full names of the modules that it trains whole.
         """
         args: LoraArgs = attempt.args
         self.attempt = attempt
         self.slot = attempt.number
         self.args = args
         self._targets = targets
+        self._whole = whole
         self._is_transposed = is_transposed
         self.is_packed = args.packing and packs
         self.examples: ExampleSet = attempt.inputs["examples"].load()
@@ -350,6 +352,7 @@ class AdapterMember:
             seed=args.seed,
             rslora=args.rslora,
             dora=args.dora,
+            whole=self._whole,
             is_transposed=self._is_transposed,
         )
 

@@ -128,7 +128,8 @@ def three_unlike(base: GeneralBase, steps: int, *, dora: bool = False) -> list[M
 def slots_of(base: GeneralBase, members: list[Member]) -> Slots:
     wanted = tuple(dict.fromkeys(target for one in members for target in one.spec.targets))
     dora = any(one.spec.dora for one in members)
-    slots = Slots(base, count=len(members), rank=max(one.spec.rank for one in members), targets=wanted, dora=dora)
+    rank, whole = max(one.spec.rank for one in members), members[0].spec.whole
+    slots = Slots(base, count=len(members), rank=rank, targets=wanted, dora=dora, whole=whole)
     for slot, member in enumerate(members):
         slots.load(slot, fresh_adapter(base.shape, member.spec), member.optim)
     return slots

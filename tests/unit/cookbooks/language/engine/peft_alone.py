@@ -63,14 +63,15 @@ def peft_model(base: Path, adapter: AdapterState, *, dtype: Any = torch.float32,
         target_modules=list(spec.targets),
         use_rslora=spec.rslora,
         use_dora=spec.dora,
+        modules_to_save=list(spec.whole) or None,
         task_type="CAUSAL_LM",
         fan_in_fan_out=loaded.config.model_type == "gpt2",
     )
     model = get_peft_model(loaded, config)
     with torch.no_grad():
         for name, pair in lora_pairs(model).items():
-            # Fresh magnitudes are PEFT's own.
-            for mine, theirs in zip(pair, adapter.weights[name], strict=False):
+            # Fresh magnitudes and modules are PEFT's own.
+            for mine, theirs in zip(pair, adapter.weights.get(name, ()), strict=False):
                 mine.copy_(theirs)
     return model
 
@@ -78,13 +79,17 @@ def peft_model(base: Path, adapter: AdapterState, *, dtype: Any = torch.float32,
 def lora_pairs(model: Any) -> dict[str, tuple[Any, ...]]:
     """Return PEFT's own parameters by our names: A, B, and magnitudes if there are any."""
     kinds = ("lora_A", "lora_B", "lora_magnitude_vector")
-    return {
-        name.removeprefix("base_model.model."): tuple(
-            one["default"].weight for one in (getattr(module, kind) for kind in kinds) if "default" in one
-        )
+    found = {
+        name: tuple(one["default"].weight for one in (getattr(module, kind) for kind in kinds) if "default" in one)
         for name, module in model.named_modules()
         if hasattr(module, "lora_A")
     }
+    whole = {
+        name: tuple(module.modules_to_save["default"].parameters())
+        for name, module in model.named_modules()
+        if isinstance(getattr(module, "modules_to_save", None), torch.nn.ModuleDict)
+    }
+    return {name.removeprefix("base_model.model."): parts for name, parts in {**found, **whole}.items()}
 
 
 def peft_trained(

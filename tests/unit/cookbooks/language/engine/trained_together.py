@@ -36,7 +36,7 @@ class Member:
 
 def room_for(base: BaseWeights, members: Sequence[Member], **how: Any) -> Slots:
     """Make slots and load all members in order."""
-    how = {"dora": any(one.spec.dora for one in members), **how}
+    how = {"dora": any(one.spec.dora for one in members), "whole": members[0].spec.whole, **how}
     slots = Slots(base, count=len(members), rank=max(one.spec.rank for one in members), targets=ALL, **how)
     for slot, member in enumerate(members):
         slots.load(slot, member.fresh(base), member.optim)

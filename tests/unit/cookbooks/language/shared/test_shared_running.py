@@ -173,9 +173,9 @@ def test_a_cancelled_member_ends_alone(person: People) -> None:
     assert isinstance(other.ended, Adapter)
 
 
-@pytest.mark.parametrize("dora", [False, True])
-def test_a_cancelled_member_goes_on_later_as_if_nothing_had_been(person: People, dora: bool) -> None:
-    said: dict[str, Any] = {"dropout": 0.1, "accumulate": 2, "eval_every": 2, "dora": dora}
+@pytest.mark.parametrize("more", [{}, {"dora": True}, {"modules_to_save": ("embed_tokens", "*head")}])
+def test_a_cancelled_member_goes_on_later_as_if_nothing_had_been(person: People, more: dict[str, Any]) -> None:
+    said: dict[str, Any] = {"dropout": 0.1, "accumulate": 2, "eval_every": 2, **more}
     whole, stopped = person(0, world="whole", **said), person(0, **said)
     train(whole)
     stopped.on_report = lambda report: setattr(stopped, "is_cancelled", report.get("step") == 4)
