@@ -203,4 +203,4 @@ def test_faults_in_a_list_of_data_are_told_where_they_are(counter: Counter) -> N
     assert told('["sums", ""]') == ["17: adapter[0].data.1: is empty"]
     assert told('["sums", 3]') == ["17: adapter[0].data.1: expected text or record"]
     wrong = '["sums", {path = "chats.jsonl", columns = {promt = "a", completion = "b"}}]'
-    assert told(wrong) == ["59: adapter[0].data.1.columns.promt: no such part of an example"]
+    assert told(wrong) == ["59: adapter[0].data.1.columns.promt: unknown part of an example"]

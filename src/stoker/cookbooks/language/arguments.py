@@ -121,7 +121,7 @@ class AdapterArgs:
     loss_type: PairLoss | None = arg(None, help="loss of dpo; null: sigmoid", later=True)
     path: BasePath = arg(
         "auto",
-        help="how the base is computed; fast: blocks of our own; general: transformers' module; auto: fast if known",
+        help="how the base is computed; fast: blocks of our own; general: transformers' module; auto: fast if it can",
         later=True,
     )
     turns: Turns = arg(

@@ -136,7 +136,8 @@ class LanguageArgsChecker:
         judged = () if "data" in surroundings().stand_ins else sources
         odd = [one.bundled for one in judged if one.bundled and (one.bundled == PREFERENCES) is (method == "sft")]
         if odd:
-            message = f"{odd[0]} has {'pairs' if method == 'sft' else 'no pairs'}, method={method}"
+            has, learns = ("pairs", "does not learn") if method == "sft" else ("no pairs", "learns")
+            message = f"{odd[0]} has {has}; method={method} {learns} from pairs"
             self.note("data", message, "method=dpo or method=orpo" if method == "sft" else f"data={PREFERENCES}")
         if method == "sft":
             for name in ("beta", "loss_type"):

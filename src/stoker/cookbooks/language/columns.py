@@ -39,12 +39,12 @@ def column_faults(columns: Mapping[str, str], where: str) -> list[Diagnostic]:
     for name, column in columns.items():
         if name not in NAMES:
             hint = did_you_mean(name, NAMES) or f"known: {', '.join(NAMES)}"
-            faults.append(Diagnostic(f"{where}.{name}", "no such part of an example", hint))
+            faults.append(Diagnostic(f"{where}.{name}", "unknown part of an example", hint))
         elif not column:
             faults.append(Diagnostic(f"{where}.{name}", "is empty", "the name of a column"))
     if columns and not faults and not any(set(columns) == set(names) for names in FORMS.values()):
         forms = "; ".join(" and ".join(names) for names in FORMS.values())
-        faults.append(Diagnostic(where, f"{' and '.join(columns)} are no form of an example", f"name {forms}"))
+        faults.append(Diagnostic(where, f"{' and '.join(columns)} are not the parts of one example", f"name {forms}"))
     return faults
 
 

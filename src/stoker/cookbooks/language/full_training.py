@@ -16,7 +16,7 @@ from torch import Tensor
 
 from stoker.cookbooks.language.full_module import TrainedModule, TrainingRanks
 from stoker.cookbooks.language.shared.outputs import folders_due, keep, recall
-from stoker.cookbooks.language.shared.pass_schedule import is_checkpoint_due, is_report_due
+from stoker.cookbooks.language.shared.pass_schedule import is_checkpoint_due, is_report_due, progress_text
 from stoker.cookbooks.language.shared.tenant import AdapterMember, is_evaluation_due, judge, should_stop
 from stoker.core.clock import Clock
 from stoker.core.errors import StageDiverged
@@ -133,6 +133,8 @@ class FullTraining:
             metrics["eval_loss"] = judged
         if ends and self._ranks.device != "cpu":
             metrics["peak_bytes"] = float(torch.cuda.max_memory_reserved())
+        if (is_judged or ends or member.update == 1) and self._ranks.is_first:
+            member.attempt.job.log(progress_text(member.update, member.updates, metrics))
         member.attempt.job.step(member.update, of=member.updates, **metrics)
 
     def _note(self, text: str) -> None:

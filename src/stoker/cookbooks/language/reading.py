@@ -119,12 +119,12 @@ class InvalidLines:
         if not self._count:
             return
         more = self._count - len(self._kept)
-        lines = [*self._kept, f"and {more:,} more lines like these"] if more else self._kept
+        lines = [*self._kept, f"and {more:,} more"] if more else self._kept
         where = f"{len(self._names):,} files" if len(self._names) > 1 else next(iter(self._names))
         head = [] if self._count == 1 else [f"{self._count:,} invalid lines in {where}:"]
         is_table = all(suffix_of(name) in _LAYOUTS for name in self._names)
         hint = (
-            "mend these rows, or name other columns (columns=)"
+            "correct these rows, or name other columns (columns=)"
             if is_table
             else f"one JSON object on each line, {_FORMS}; or name other columns (columns=)"
         )
@@ -234,7 +234,7 @@ class _TableColumns:
         missing = [column for column in (found or {}).values() if column not in names]
         if found and not missing:
             return found
-        what = f"has no column {missing[0]!r}" if missing else "has no columns that are known"
+        what = f"has no column {missing[0]!r}" if missing else "has no known columns"
         hint = f"name them: {example_of_columns(names)}"
         raise StageInputError(f"{self.name} {what}; its columns are {shown_names(names)}", hint=hint)
 

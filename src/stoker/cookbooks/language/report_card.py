@@ -46,7 +46,7 @@ def samples_text(samples: Sequence[CompletionSample]) -> str:
         f"## {number}\n\n{fenced(one['prompt'])}\n\n{fenced(one['completion'])}"
         for number, one in enumerate(samples, 1)
     ]
-    return "# Samples\n\nEach prompt above what was made of it.\n\n" + "\n\n".join(parts) + "\n"
+    return "# Samples\n\nEach prompt, and its completion below it.\n\n" + "\n\n".join(parts) + "\n"
 
 
 def headline(training: LanguageTrainingRecord) -> str:
@@ -173,14 +173,14 @@ def model_card(training: LanguageTrainingRecord, samples: Sequence[CompletionSam
     ]
     if samples:
         shown = [f"{fenced(one['prompt'])}\n\n{fenced(one['completion'])}" for one in samples[:_SHOWN_SAMPLES]]
-        sections.append("## Samples\n\nEach prompt above what was made of it.\n\n" + "\n\n".join(shown))
+        sections.append("## Samples\n\nEach prompt, and its completion below it.\n\n" + "\n\n".join(shown))
     sections += [f"## Limits\n\n{bullets(_LIMITS)}", f"## Use\n\n{_use(training)}"]
     return "\n\n".join(sections) + "\n"
 
 
 _LIMITS = (
-    "The held-out part comes from the same file as the rest: it says nothing about other texts.",
-    "What the base gets wrong, and what it should not say, an adapter does not mend by itself.",
+    "The held-out part is from the same data as the rest: its loss does not apply to other texts.",
+    "Wrong or unwanted answers of the base remain unless the examples teach others.",
 )
 
 
@@ -190,7 +190,7 @@ def _data(training: LanguageTrainingRecord) -> list[str]:
     def count(name: str) -> str:
         return _said(facts.get(name, "?"))
 
-    learned = "prompts too" if facts.get("train_on") == "all" else "of prompts and conversations the answers alone"
+    learned = "prompts too" if facts.get("train_on") == "all" else "of prompts and conversations only the answers"
     word = "pair" if is_of_pairs(training) else "example"
     examples = word if facts.get("examples") == 1 else f"{word}s"
     lines = [
@@ -247,11 +247,13 @@ def _use(training: LanguageTrainingRecord) -> str:
             'model = AutoModelForCausalLM.from_pretrained("train_full")\n'
             'tokenizer = AutoTokenizer.from_pretrained("train_full")\n'
             "```\n\n"
-            "The model lies in the folder `train_full` beside this card."
+            "The model is in the folder `train_full` beside this card."
         )
     merge = f"`stoker run language/merge base={safe(name)} adapter=FOLDER`"
     if name in BASES:
-        return f"Its base comes with Stoker and lies in no hub: {merge} makes a model of both that transformers loads."
+        return (
+            f"Its base is bundled with Stoker, not on a hub: {merge} merges both into a model that transformers loads."
+        )
     return (
         "```python\n"
         "from peft import PeftModel\n"
@@ -259,7 +261,7 @@ def _use(training: LanguageTrainingRecord) -> str:
         f"base = AutoModelForCausalLM.from_pretrained({name!r})\n"
         'model = PeftModel.from_pretrained(base, ".")\n'
         "```\n\n"
-        f"Or put it into its base: {merge}."
+        f"Or merge it into its base: {merge}."
     )
 
 

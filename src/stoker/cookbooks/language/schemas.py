@@ -191,8 +191,7 @@ def read_metadata(folder: Path) -> Metadata:
     made |= {name: value for name, value in raw.items() if name in Metadata.__required_keys__}
     wrong = [name for name, value in made.items() if not _is_fine(name, value)]
     if wrong:
-        are = "is" if len(wrong) == 1 else "are"
-        raise BadInput(f"{path}: {', '.join(wrong)} {are} not what a checkpoint says", hint=_HINT)
+        raise BadInput(f"{path}: invalid {', '.join(wrong)}", hint=_HINT)
     found: Metadata = made  # type: ignore[assignment]  # checked field by field
     return found
 

@@ -64,7 +64,9 @@ class DataFinder:
                 self._checking.note("eval_split", "no source has splits: all are files", "leave it out")
             own = {file for one in found if not one.is_eval for file in one.files}
             if any(file in own for one in found if one.is_eval for file in one.files):
-                self._checking.note("eval_split", f"{args.eval_split} is what is trained on", "name another split")
+                self._checking.note(
+                    "eval_split", f"{args.eval_split} is also the split to train on", "name another split"
+                )
         return tuple(sorted(found, key=lambda one: one.is_eval))
 
     def _wrong_columns(self, listed: Sequence[str | DataSource]) -> Iterator[tuple[str, str, str]]:
@@ -95,7 +97,11 @@ class DataFinder:
             return []
         if not is_folder and repo is None and (split or source.subset or self._args.subset):
             what = split_name if split else "subset"
-            checking.note(what, f"{text} is no folder and no data set of the hub: it has no parts", "leave it out")
+            checking.note(
+                what,
+                f"{text} is neither a folder nor a data set of the hub: it has no splits or subsets",
+                "leave it out",
+            )
             return []
         if text in DATA:
             checking.bundled(where, text)

@@ -101,7 +101,7 @@ def _next_row(rows: Iterator[list[str]], columns: int) -> list[str] | str | None
     except csv.Error as error:
         return f"{_csv_fault(error)}; {_QUOTE_HINT}"
     if values and len(values) != columns:
-        return f"it has {len(values):,} values; the header has {columns:,} columns"
+        return f"it has {len(values):,} value{'' if len(values) == 1 else 's'}; the header has {columns:,} columns"
     return values
 
 
@@ -246,15 +246,15 @@ def _row(values: dict[str, Any]) -> Mapping[str, Any] | str:
 
 def unpacks_to_more(name: str, most_bytes: int) -> StageInputError:
     """Return the error for a file whose content is much larger than it is."""
-    message = f"{name} unpacks to more than {format_size(most_bytes)}, which is too many times its size"
-    return StageInputError(message, hint="write it as JSONL, if that is what it should be")
+    message = f"{name} unpacks to more than {format_size(most_bytes)}, the maximum for a file of its size"
+    return StageInputError(message, hint="if its content is right, write it as JSONL")
 
 
 def _refuse_columns(where: str, names: Sequence[str]) -> None:
     """Raise `StageInputError` if a header is no list of different names."""
     twice = [name for name, count in Counter(names).items() if count > 1 and name]
     if twice:
-        raise StageInputError(f"{where}: column {twice[0][:40]!r} is there twice", hint="rename one of them")
+        raise StageInputError(f"{where}: duplicate column {twice[0][:40]!r}", hint="rename one of them")
     if not any(names):
         raise StageInputError(f"{where}: there are no columns", hint="the first line has the names of the columns")
 

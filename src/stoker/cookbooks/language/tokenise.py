@@ -153,7 +153,7 @@ def _tokenised(job: StageContext, args: TokeniseArgs) -> Examples:
     for one in facts.get("sources", ()):
         job.log(
             f"{one['name']}: {one['examples']:,} examples of weight {one['weight']:g}, {one['tokens']:,} tokens, "
-            f"{one['cut']:,} cut, {one['skipped']:,} skipped, {one['held_out']:,} held out"
+            f"{one['cut']:,} truncated, {one['skipped']:,} skipped, {one['held_out']:,} held out"
         )
     return job.save(Examples, examples)
 

@@ -229,10 +229,10 @@ class ExampleTokeniser:
         others = "another one" if len(numbers) == 2 else f"{len(numbers) - 1:,} others"
         lines = "line" if len(numbers) == 2 else "lines"
         more = f", nor {others} ({lines} {some}{' …' if len(numbers) > _MOST_PLACES else ''})" if some else ""
-        which = "change the conversation" if self._why.is_refusal else "mend the base's chat_template"
+        which = "change the conversation" if self._why.is_refusal else "correct the base's chat_template"
         raise TemplateFailed(
             f"the base's chat template failed for {self._unwritten_in}:{numbers[0]}{more}: {self._why}",
-            hint=f'{which}, or give {{"prompt": …, "completion": …}}, which needs no template',
+            hint=f'{which}, or use {{"prompt": …, "completion": …}}, which needs no template',
             lines=numbers[:_MOST_PLACES],
             count=len(numbers),
         )
@@ -332,8 +332,8 @@ class ExampleTokeniser:
             notes.append("The tokenizer has no chat template: conversations were written as ChatML.")
         if self._chat.lost_turns:
             notes.append(
-                f"{_many(self._chat.lost_turns, 'answer')} not learned: the chat template leaves out or changes "
-                "what stands before the last turn."
+                f"{_many(self._chat.lost_turns, 'answer')} not learned: the chat template removes or changes "
+                "turns before the last one."
             )
         if not held_out:
             notes.append("There is only one example: nothing is held out, and there is no evaluation.")

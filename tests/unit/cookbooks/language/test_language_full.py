@@ -50,6 +50,10 @@ def test_every_weight_learns_and_the_best_is_a_model_of_the_hubs_layout(tmp_path
     steps = [event for event in said if "step" in event]
     assert (steps[-1]["step"], steps[-1]["of"]) == (8, 8)
     assert {"loss", "lr", "eval_loss", "tokens_per_s"} <= set(steps[-1]["metrics"])
+    logged = [event["log"] for event in said if "log" in event]
+    assert [line.partition(":")[0] for line in logged] == [f"update {number} of 8" for number in (1, 4, 8)]
+    assert "eval_loss" in logged[-1]
+    assert "tokens_per_s" not in logged[-1]
     base, made = read_base(bundled_base("tiny")), read_base(model.path)
     assert made.word != base.word
     assert made.files == base.files

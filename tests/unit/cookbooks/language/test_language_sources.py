@@ -106,16 +106,16 @@ def test_a_conversation_in_a_csv_file_is_json(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("prompt,completion\na,b\nc\n", "a.csv:3: it has 1 values; the header has 2 columns | mend these rows"),
+        ("prompt,completion\na,b\nc\n", "a.csv:3: it has 1 value; the header has 2 columns | correct these rows"),
         ('prompt,completion\na,"b\n\nc,d\n', "a.csv:2: a quote is not closed"),
         ('text\n"a"b"\n', "a.csv:2: "),
-        ("a,b,a\n1,2,3\n", "a.csv:1: column 'a' is there twice"),
+        ("a,b,a\n1,2,3\n", "a.csv:1: duplicate column 'a'"),
         ("\n\n", "a.csv:1: there are no columns"),
         ("", "a.csv is empty"),
         (b"text\nok\n\xff\xfe\n", "a.csv:3: byte 1 is not UTF-8"),
         ("text\nok\n".encode("utf-16"), "a.csv is UTF-16"),
         (b"text\na\0b\n", "a.csv:2: text holds a NUL character"),
-        ("x,y\n1,2\n", "a.csv has no columns that are known; its columns are 'x', 'y' | name them: "),
+        ("x,y\n1,2\n", "a.csv has no known columns; its columns are 'x', 'y' | name them: "),
     ],
 )
 def test_what_is_wrong_with_a_csv_file_is_told_with_its_line(tmp_path, content, message):
@@ -145,7 +145,7 @@ def test_a_parquet_file_is_read_by_its_columns(tmp_path):
         (
             {"question": ["a"], "reply": ["b"]},
             {},
-            "a.parquet has no columns that are known; its columns are 'question'",
+            "a.parquet has no known columns; its columns are 'question'",
         ),
         ({"q": ["a"]}, {"text": "p"}, "a.parquet has no column 'p'; its columns are 'q'"),
         ({"messages": [["a"]]}, {}, "a.parquet:1: message 1 is a text, not an object"),
@@ -161,13 +161,13 @@ def test_a_parquet_file_that_is_cut_or_has_a_column_twice_is_refused(tmp_path):
         assert "a.parquet is not a whole Parquet file" in refused(written(tmp_path / "a.parquet", content))
     twice = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["text", "text"])
     pq.write_table(twice, tmp_path / "b.parquet")
-    assert "column 'text' is there twice" in refused(tmp_path / "b.parquet")
+    assert "duplicate column 'text'" in refused(tmp_path / "b.parquet")
 
 
 def test_usual_names_are_known_and_others_are_mapped(tmp_path):
     assert read(written(tmp_path / "a.jsonl", '{"question": "q", "answer": "a"}\n'))[0].completion == "a"
     assert read(written(tmp_path / "a.csv", "instruction,output\nq,a\n"))[0].text == "q"
-    assert "no columns that are known" in refused(written(tmp_path / "a.csv", "instruction,input,output\nq,i,a\n"))
+    assert "no known columns" in refused(written(tmp_path / "a.csv", "instruction,input,output\nq,i,a\n"))
     talk = [{"from": "human", "value": "hi"}, {"from": "gpt", "value": "ho"}]
     for path in (
         written(tmp_path / "c.jsonl", json.dumps({"conversations": talk, "id": 7})),
@@ -226,7 +226,7 @@ def test_a_folder_is_one_source_and_its_splits_have_names(tmp_path):
     sources = compiled("lora", data=[str(tmp_path), str(alone)], split="", eval_split="test").node("tokenise_tables")
     assert [one["is_eval"] for one in sources.args["sources"]] == [False, False, True]
     assert "no source has splits" in faults_of(data=[str(alone), "sums"], eval_split="test")["eval_split"]
-    assert "is what is trained on" in faults_of(data=str(tmp_path), eval_split="train")["eval_split"]
+    assert "is also the split to train on" in faults_of(data=str(tmp_path), eval_split="train")["eval_split"]
     (tmp_path / "data/train-00000-of-00002.parquet").unlink()
     assert "1 of the 2 files of data/train are not there" in faults_of(data=str(tmp_path))["data"]
 
@@ -267,7 +267,7 @@ def test_a_folder_that_is_no_set_is_refused(tmp_path):
     (tmp_path / "b.csv").unlink()
     (tmp_path / "c.jsonl").symlink_to("/etc/passwd")
     assert "c.jsonl is a link out of the folder" in faults_of(data=str(tmp_path))["data"]
-    assert "has no parts" in faults_of(data=str(tmp_path / "a.jsonl"), split="train")["split"]
+    assert "has no splits or subsets" in faults_of(data=str(tmp_path / "a.jsonl"), split="train")["split"]
 
 
 def test_a_listing_in_the_cache_names_no_file_outside_of_it(tmp_path):
@@ -322,7 +322,7 @@ def test_faults_of_all_files_are_told_together(tmp_path):
         look_through(args)
     assert caught.value.message.split("\n")[0] == "2 invalid lines in 2 files:"
     assert "\none.jsonl:1: invalid JSON" in caught.value.message
-    assert "\ntwo.csv:2: it has 1 values" in caught.value.message
+    assert "\ntwo.csv:2: it has 1 value;" in caught.value.message
 
 
 def test_a_tokenizer_with_more_tokens_than_the_model_is_refused_before_texts_are_read(tmp_path):
@@ -346,7 +346,7 @@ def test_sources_in_a_list_are_checked_all_at_once(tmp_path):
     told = faults_of(data=listed, columns={"prompt": "q"})
     assert set(told) == {"data.1", "data.2.columns.txt", "data.3", "columns"}
     assert "did you mean 'text'?" in told["data.2.columns.txt"]
-    assert "prompt are no form of an example" in told["columns"]
+    assert "prompt are not the parts of one example" in told["columns"]
     plan = compiled("lora", data=["sums", {"path": str(good), "weight": 2}])
     sources = plan.node("tokenise").args["sources"]
     assert [(one["bundled"], one["weight"]) for one in sources] == [("sums", 1.0), ("", 2.0)]

@@ -205,8 +205,8 @@ def test_a_template_that_hides_part_of_a_turn_still_shows_where_it_begins(tokeni
     ("template", "said", "hint"),
     [
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate", "change the conversation, or"),
-        ("{{ messages[0].nothing.there }}", "UndefinedError: 'dict object' has no attribute 'nothing'", "mend the"),
-        ("a\n{% if %}", "TemplateSyntaxError: Expected an expression, got 'end of statement block' (its line 2)", "me"),
+        ("{{ messages[0].nothing.there }}", "UndefinedError: 'dict object' has no attribute 'nothing'", "correct the"),
+        ("a\n{% if %}", "TemplateSyntaxError: Expected an expression, got 'end of statement block' (its line 2)", "co"),
     ],
 )
 def test_a_template_that_fails_is_told_as_that_with_the_line_and_its_own_words(tokenizer, template, said, hint):

@@ -44,7 +44,13 @@ from stoker.cookbooks.language.shared.outputs import (
     write_folder,
     write_result,
 )
-from stoker.cookbooks.language.shared.pass_schedule import COUNTED_S, is_checkpoint_due, is_report_due, whose_turn
+from stoker.cookbooks.language.shared.pass_schedule import (
+    COUNTED_S,
+    is_checkpoint_due,
+    is_report_due,
+    progress_text,
+    whose_turn,
+)
 from stoker.cookbooks.language.shared.step import MultiAdapterStepper, Tally
 from stoker.cookbooks.language.shared.tenant import (
     AdapterMember,
@@ -65,8 +71,6 @@ _BEGINS = "first step: compiling kernels, or loading them from an earlier run"
 _MOST_DRAWING = 8
 _WAIT_S = 1.0
 """Wait for a member while there is none."""
-_NOT_LOGGED = frozenset({"tokens_per_s", "peak_bytes", "cost_s"})
-"""Metrics of the shared process as a whole; they are not in a member's log."""
 
 
 def train_members(shared: SharedContext, clock: Clock | None = None) -> None:
@@ -431,7 +435,7 @@ class _Running:
             if self._device != "cpu":
                 metrics["peak_bytes"] = float(torch.cuda.max_memory_reserved())
         if is_special:
-            member.attempt.job.log(_progress_text(member, metrics))
+            member.attempt.job.log(progress_text(member.update, member.updates, metrics))
         watch.reported_s = now_s
         if counted_s >= COUNTED_S or member.update == 1:
             # The first update includes compilation and loading.
@@ -489,7 +493,8 @@ class _Running:
         watch = self._watches[member.slot]
         spent = self._times.since(watch.begun)
         took_s = self._clock.monotonic_s() - watch.begun_s
-        member.attempt.job.log(shares_text(spent, tokens=watch.tokens_in_all, took_s=took_s))
+        if self._joined > 1:
+            member.attempt.job.log(shares_text(spent, tokens=watch.tokens_in_all, took_s=took_s))
         if len(self._members) == 1:
             # The last one speaks for all that were trained here.
             took_s = self._clock.monotonic_s() - self._loaded_s
@@ -550,11 +555,6 @@ def _resumed(member: AdapterMember, adapter: AdapterState) -> AdapterState:
         adapter.first, adapter.second, adapter.steps = opt["first"], opt["second"], opt["steps"]
         job.tell(f"resumed after update {member.update} of {member.updates}", at_once=True)
     return adapter
-
-
-def _progress_text(member: AdapterMember, metrics: dict[str, float]) -> str:
-    shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if name not in _NOT_LOGGED)
-    return f"update {member.update} of {member.updates}: {shown}"
 
 
 def _ranking_metrics(member: AdapterMember, *, was_evaluated: bool, ends: bool) -> dict[str, float]:

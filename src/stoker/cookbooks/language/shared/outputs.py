@@ -303,7 +303,7 @@ def _refuse_nested(root: Path) -> None:
 
 def _taken(root: Path, held: LockHeld) -> LockHeld:
     owner, purpose = held.data.get("owner"), held.data.get("purpose")
-    who = f"process {owner['pid']}, which {purpose}" if isinstance(owner, dict) else "a process that did not sign it"
+    who = f"process {owner['pid']}, which {purpose}" if isinstance(owner, dict) else "an unknown process"
     message = f"checkpoint folder in use by another training: {root} ({who})"
     hint = "use another folder (checkpoints=FOLDER, `checkpoint` in a file of adapters), or wait for that training"
     return LockHeld(message, hint=hint, **held.data)

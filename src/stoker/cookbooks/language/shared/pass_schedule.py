@@ -248,6 +248,16 @@ def is_checkpoint_due(updates_since: int, *, every: int | None, since_s: float, 
     return since_s >= max(LEAST_S, SHARE * cost_s)
 
 
+_NOT_LOGGED = frozenset({"tokens_per_s", "peak_bytes", "cost_s"})
+"""Metrics of the whole process; they are not in a training's log."""
+
+
+def progress_text(update: int, updates: int, metrics: Mapping[str, float]) -> str:
+    """Return the line of a training's log for an update."""
+    shown = ", ".join(f"{name} {value:.4g}" for name, value in metrics.items() if name not in _NOT_LOGGED)
+    return f"update {update} of {updates}: {shown}"
+
+
 def is_report_due(since_s: float, *, is_special: bool) -> bool:
     """Return True if an update is to be reported: first, last and evaluated ones always, others at an interval."""
     return is_special or since_s >= 1.0 / REPORTS_PER_S

@@ -65,6 +65,7 @@ def test_a_member_leaves_an_adapter_and_how_it_was_trained(person: People) -> No
     lines = [line for line in one.log.splitlines() if line.startswith("update ")]
     assert [line.partition(":")[0] for line in lines] == [f"update {number} of 10" for number in (1, 5, 10)]
     assert "eval_loss" in lines[-1]
+    assert one.log.count("during updates") == 1
 
 
 def test_the_base_is_evaluated_once_for_all_with_the_same_examples(
