@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from stoker.authoring import BadInput, StageContext, arg, stage
 from stoker.cookbooks.language.arguments import AdapterOverBaseArgs, Dtype
+from stoker.cookbooks.language.compute.frozen_base import EMBEDDING, HEAD
 from stoker.cookbooks.language.kinds import LanguageModel
+from stoker.core.frozen import changed
 
 if TYPE_CHECKING:
     from stoker.cookbooks.language.bases import TrainableBase
@@ -49,22 +51,23 @@ def merge_weights(job: StageContext, args: MergeArgs) -> LanguageModel:
     width = stored_dtype(base) if args.dtype == "auto" else getattr(torch, args.dtype)
     # Of a family of the fast path the files have the names of modules; of others only the module knows its matrices.
     model = _module(base) if base.differs else None
-    weights = read_weights(base) if model is None else model.state_dict()
+    weights = read_weights(base) if model is None else dict(model.state_dict())
+    if adapter.spec.whole and base.shape.is_tied:
+        base = _untied(base, model, weights)
     for number, (module, (a, *rest)) in enumerate(adapter.weights.items(), 1):
         name = f"{module}.weight"
         if module in adapter.spec.whole:
-            weights[name] = a.to(width)
-            weights |= {f"{module}.bias": bias.to(width) for bias in rest}
-            job.step(number, of=len(adapter.weights))
-            continue
-        b, *magnitudes = rest
-        is_transposed = model is not None and not isinstance(model.get_submodule(module), torch.nn.Linear)
-        # Added in 32 bits, rounded once.
-        merged = (weights[name].T if is_transposed else weights[name]).float() + adapter.spec.scale * (b @ a)
-        for wanted in magnitudes:
-            merged *= (wanted / torch.linalg.vector_norm(merged, dim=1))[:, None]
-        weights[name] = (merged.T if is_transposed else merged).contiguous().to(width)
-        if not weights[name].isfinite().all():
+            made = {name: a.to(width), **{f"{module}.bias": bias.to(width) for bias in rest}}
+        else:
+            b, *magnitudes = rest
+            is_transposed = model is not None and not isinstance(model.get_submodule(module), torch.nn.Linear)
+            # Added in 32 bits, rounded once.
+            merged = (weights[name].T if is_transposed else weights[name]).float() + adapter.spec.scale * (b @ a)
+            for wanted in magnitudes:
+                merged *= (wanted / torch.linalg.vector_norm(merged, dim=1))[:, None]
+            made = {name: (merged.T if is_transposed else merged).contiguous().to(width)}
+        weights |= made
+        if not all(one.isfinite().all() for one in made.values()):
             kept = str(width).removeprefix("torch.")
             message = f"with {args.adapter} added, {name} is not finite in {kept}"
             raise BadInput(message, hint="the adapter did not train well: merge another; or a wider dtype=")
@@ -75,6 +78,15 @@ def merge_weights(job: StageContext, args: MergeArgs) -> LanguageModel:
         save_transformers(model, weights, width, base, job.out)
     job.log(f"{len(adapter.weights)} matrices of {base.name} changed; kept in {str(width).removeprefix('torch.')}")
     return job.made(LanguageModel)
+
+
+def _untied(base: TrainableBase, model: Any, weights: dict[str, Any]) -> TrainableBase:
+    """Return a base with a head beside its embedding: an adapter's copies of the two are separate."""
+    if model is None:
+        weights.setdefault(HEAD, weights[EMBEDDING].clone())
+    else:
+        model.config.tie_word_embeddings = False
+    return changed(base, config={**base.config, "tie_word_embeddings": False})
 
 
 def _module(base: TrainableBase) -> Any:

@@ -279,12 +279,8 @@ def _adapter_over(
     """Return a base, and the arguments of a stage that name it and an adapter over it; faults are refused."""
     base = checking.base(args.base)
     folder = checking.adapter(args.adapter, base)
-    if not checking.has_faults and base is not None:
-        config = read_config(folder)
-        if isinstance(args, MergeRecipeArgs):
-            _refuse_tied(checking, config, base)
-        else:
-            _refuse_more_than_lora(checking, config)
+    if isinstance(args, ExportRecipeArgs) and not checking.has_faults:
+        _refuse_more_than_lora(checking, read_config(folder))
     if isinstance(args, ExportRecipeArgs) and base is not None and base.family not in GGUF_FAMILIES:
         message = f"adapters over {base.family} can't be exported"
         checking.note("base", message, f"supported: {', '.join(GGUF_FAMILIES)}")
@@ -295,13 +291,6 @@ def _adapter_over(
         "adapter": InputPath(os.path.abspath(folder)),
         "adapter_files": tuple(InputPath(os.path.abspath(one)) for one in adapter_files(folder)),
     }
-
-
-def _refuse_tied(checking: LanguageArgsChecker, config: Mapping[str, Any], base: TrainableBase) -> None:
-    if config.get("modules_to_save") and base.shape.is_tied:
-        copied = shown(config["modules_to_save"][0])
-        message = f"it has a copy of {copied}, and the head of {base.name} is its embedding"
-        checking.note("adapter", message, "use it as an adapter; or merge it with PEFT, which separates the two")
 
 
 def _refuse_more_than_lora(checking: LanguageArgsChecker, config: Mapping[str, Any]) -> None:

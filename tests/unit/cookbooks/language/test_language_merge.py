@@ -32,7 +32,9 @@ def trained(base: FrozenBase, **said: Any) -> AdapterState:
     """An adapter whose two halves are both noise."""
     spec = AdapterSpec(**{"rank": 4, "alpha": 8.0, "targets": ("q_proj", "o_proj", "down_proj"), **said})
     adapter = noised(fresh_adapter(base.shape, spec), 9, 0.1)
-    adapter.weights |= {one.name: (one.weight.flip(0),) for one in base.outer_modules() if one.name in spec.whole}
+    for one in base.outer_modules():
+        if one.name in spec.whole:
+            adapter.weights[one.name] = tuple(part.detach().flip(0) for part in one.parts)
     return adapter
 
 
@@ -194,11 +196,24 @@ def test_copies_that_do_not_fit_are_refused_before_anything_runs(tmp_path, base,
         compiled("merge", adapter=str(folder))
 
 
-def test_copies_over_a_base_whose_head_is_its_embedding_are_not_merged(tmp_path):
+@pytest.mark.parametrize("whole", [WHOLE[:1], WHOLE[1:], WHOLE])
+def test_copies_over_a_base_whose_head_is_its_embedding_are_merged_apart(tmp_path, whole):
     tied = write_base(tmp_path / "tied", TinyShape(is_tied=True))
-    folder = written(trained(load_base(tied), whole=WHOLE[:1]), tmp_path / "adapter")
-    with pytest.raises(InvalidArgs, match=r"a copy of model\.embed_tokens, and the head of tied is its embedding"):
-        compiled("merge", base=str(tied), adapter=str(folder))
+    adapter = trained(load_base(tied), whole=whole)
+    plan = compiled("merge", base=str(tied), adapter=str(written(adapter, tmp_path / "adapter")))
+    model = run_node(plan, "merge_weights", tmp_path)
+    assert not find_base(str(model.path)).shape.is_tied
+    merged = logits(load_base(model.path))
+    assert torch.allclose(merged, logits(load_base(tied), adapter), atol=1e-5)
+    assert not torch.allclose(merged, logits(load_base(tied)), atol=1e-2)
+
+
+def test_a_copy_that_is_not_finite_is_no_model(tmp_path, base):
+    adapter = trained(base, whole=WHOLE[1:])
+    adapter.weights["lm_head"][0][3, 3] = float("nan")
+    folder = written(adapter, tmp_path / "adapter")
+    with pytest.raises(BadInput, match=r"lm_head\.weight is not finite in float32"):
+        run_node(compiled("merge", adapter=str(folder)), "merge_weights", tmp_path)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38])
@@ -269,11 +284,18 @@ def test_a_base_that_is_none_cant_be_merged(tmp_path, base):
         compiled("merge", base=str(tmp_path), adapter=str(written(trained(base), tmp_path / "adapter")))
 
 
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")
 @pytest.mark.parametrize(
-    ("family", "left_out", "dora"),
-    [("gpt2", "", False), ("gpt2", "transformer.", True), ("gemma", "", True), ("gemma3", "", False)],
+    ("family", "left_out", "said"),
+    [
+        ("gpt2", "", {}),
+        ("gpt2", "transformer.", {"dora": True, "whole": ("transformer.wte",)}),
+        ("gemma", "", {"dora": True, "whole": ("lm_head",)}),
+        ("phi", "", {"whole": ("lm_head",)}),
+        ("gemma3", "", {}),
+    ],
 )
-def test_over_a_base_of_another_family_too(tmp_path, family, left_out, dora):
+def test_over_a_base_of_another_family_too(tmp_path, family, left_out, said):
     from peft import PeftModel
     from safetensors.torch import load_file, save_file
     from transformers import AutoModelForCausalLM
@@ -287,12 +309,13 @@ def test_over_a_base_of_another_family_too(tmp_path, family, left_out, dora):
     file = folder / "model.safetensors"
     save_file({name.removeprefix(left_out): one for name, one in load_file(file).items()}, file, {"format": "pt"})
     general = load_general(folder, device="cpu", dtype="float32")
-    words = {"gpt2": ("attn.c_attn", "mlp.c_proj"), "gemma": ("q_proj", "down_proj"), "gemma3": ("q_proj",)}[family]
+    words = {"gpt2": ("attn.c_attn", "mlp.c_proj"), "gemma": ("q_proj", "down_proj")}.get(family, ("q_proj",))
     names = settled_targets(words, [one.name for one in general.shape.matrices], general.shape.others)
-    adapter = trained(general, targets=names, is_transposed=family == "gpt2", dora=dora)
+    adapter = trained(general, targets=names, is_transposed=family == "gpt2", **said)
     made = written(adapter, tmp_path / "adapter")
     model = run_node(compiled("merge", base=str(folder), adapter=str(made)), "merge_weights", tmp_path)
-    assert find_base(str(model.path)).shape.parameters == find_base(str(folder)).shape.parameters
+    if not adapter.spec.whole:
+        assert find_base(str(model.path)).shape.parameters == find_base(str(folder)).shape.parameters
     plain = AutoModelForCausalLM.from_pretrained(folder)
     theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), made)
     with torch.no_grad():
