@@ -114,7 +114,7 @@ def test_another_format_is_refused_before_anything_runs_with_what_to_do(
     configure(folder, said)
     with pytest.raises(InvalidArgs, match=words) as refused:
         compiled("lora", base=str(folder))
-    assert "use the base that it was made from, with base_dtype=nf4" in str(refused.value)
+    assert "use the model in 16 bits that it was made from" in str(refused.value)
 
 
 def test_what_does_not_go_with_a_quantised_base_is_refused(tmp_path: Path) -> None:
