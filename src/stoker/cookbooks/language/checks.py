@@ -83,7 +83,7 @@ class LanguageArgsChecker:
         return bool(self._faults)
 
     def note(self, name: str, message: str, hint: str = "", lack: MissingRepoFiles | None = None) -> None:
-        """Add a fault of an argument; with files of the hub that would mend it, if there are such."""
+        """Add a fault of an argument; with the files of the hub that would correct it, if any."""
         fault = Diagnostic(f"{self._recipe}.{name}", message, hint)
         if fault not in self._faults:
             self._faults.append(fault)

@@ -160,7 +160,7 @@ def _fitting(patterns: Sequence[str], names: Sequence[str]) -> list[str]:
 def _fits(path: str, pieces: Sequence[str]) -> bool:
     """Return True if a path fits a pattern: a star stays in its folder, two do not.
 
-    A regular expression of a stranger's stars may take for ever; this takes the product of both lengths at most.
+    An untrusted pattern as a regular expression may take for ever; this takes the product of both lengths at most.
     """
     places = [0]
     for piece in pieces:

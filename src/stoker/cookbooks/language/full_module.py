@@ -224,7 +224,7 @@ class TrainedModule:
         return loss
 
     def _narrow(self) -> None:
-        """Bring the weights that are computed with up to date."""
+        """Copy the masters to the weights that are computed with."""
         pairs = [(self._used[name], one) for name, one in self._masters.items() if self._used[name] is not one]
         with torch.no_grad():
             for used, master in pairs:

@@ -5,8 +5,8 @@
     {"messages": [{"role", "content"}]}  the assistant's messages are learned
     {"prompt": …, "chosen": …, "rejected": …}  a pair of answers, as texts or as lists of messages
 
-Further keys are left alone; columns with other names may be mapped to these. Read piece by piece as the bytes of a
-stranger: a line, a value and what a file unpacks to are bounded, and whatever is wrong is kept with its place, so that
+Further keys are left alone; columns with other names may be mapped to these. Read piece by piece as untrusted
+bytes: a line, a value and what a file unpacks to are bounded, and whatever is wrong is kept with its place, so that
 a user sees all of it at once. Standard library only, but for Parquet and zstd.
 """
 

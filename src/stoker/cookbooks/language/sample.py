@@ -246,7 +246,7 @@ class Sampler:
 
 
 def is_chat(data: Any) -> bool:
-    """Return True if most of the training data are conversations, by what a stranger's record says of it."""
+    """Return True if most of the training data are conversations, by its record, which is not trusted."""
     forms = data.get("forms") if isinstance(data, dict) else None
     if not isinstance(forms, dict) or not forms or any(type(count) is not int for count in forms.values()):
         return False

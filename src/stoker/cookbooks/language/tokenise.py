@@ -111,7 +111,7 @@ def tokenise(job: StageContext, args: TokeniseArgs) -> Examples:
     foresee=look_through,
 )
 def tokenise_tables(job: StageContext, args: TokeniseArgs) -> Examples:
-    """Do the same with files that only pyarrow reads."""
+    """Tokenise examples as `tokenise` does, also from files that only pyarrow reads."""
     return _tokenised(job, args)
 
 

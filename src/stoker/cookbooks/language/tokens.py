@@ -418,7 +418,7 @@ class Chat:
 
     @cached_property
     def _own(self) -> str:
-        """The tokenizer's own template, asked for if there is a conversation."""
+        """The tokenizer's own template, looked up only if there is a conversation."""
         return _template_of(self._tokenizer)
 
     @property

@@ -38,7 +38,7 @@ def train_full(job: StageContext, examples: Examples, args: FullArgs) -> Languag
     retry=_RETRY,
 )
 def train_full_8bit(job: StageContext, examples: Examples, args: FullArgs) -> LanguageModel:
-    """Do the same with an optimiser that only bitsandbytes has."""
+    """Train all weights as `train_full` does, with an optimiser that only bitsandbytes has."""
     return _trained(job, examples, args)
 
 

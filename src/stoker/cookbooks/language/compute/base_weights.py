@@ -110,7 +110,7 @@ class QuantisedLayer:
 
 
 class QuantisedLayers:
-    """Blocks in four or eight bits. The block that was asked for last is the only one that is valid."""
+    """Blocks in four or eight bits. Only the block that was requested last is valid."""
 
     def __init__(self, layers: Sequence[QuantisedLayer], device: str, dtype: torch.dtype) -> None:
         self._layers = layers

@@ -1,6 +1,6 @@
 """Attention within the sequences of packed rows on a GPU, forward and backward, in Triton.
 
-A query sees the keys from the begin of its sequence to itself, so blocks of keys before that begin are left out, and
+A query sees the keys from the start of its sequence to itself, so blocks of keys before that start are left out, and
 blocks of queries after the end of a sequence in the backward pass. Shapes depend on rows and tokens alone, not on how
 many sequences there are: one recorded graph serves all batches. Heads that share keys add their gradients in one
 program, without a copy for each.

@@ -200,7 +200,7 @@ def _recording(graph: torch.cuda.CUDAGraph, pool: _Pool, stream: torch.cuda.Stre
 
 
 def _cause(error: BaseException) -> BaseException:
-    """Return the cause of a failed recording: the last error only says that it could not be ended."""
+    """Return the cause of a failed recording: the last error only reports that it could not end."""
     while isinstance(error.__context__, RuntimeError):
         error = error.__context__
     return error

@@ -350,7 +350,7 @@ class _Running:
         return True
 
     def _evaluate_base(self) -> None:
-        """Evaluate the base for new members: they change nothing yet, so one speaks for all with the same examples."""
+        """Evaluate the base for new members: they change nothing yet, so one result is that of all with equal data."""
         if self._places is None or self._places.slots is None:
             return
         while new := [m for m in self._members.values() if m.update == 0 and m.before is None and m.held_out]:

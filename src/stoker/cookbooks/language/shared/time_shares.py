@@ -29,7 +29,7 @@ class TimeShares:
 
     @contextmanager
     def spent_on(self, activity: Activity, unless: Callable[[], Activity | None] = lambda: None) -> Iterator[None]:
-        """Count the time of a block. `unless`: asked at its end, another activity that it was."""
+        """Count the time of a block. `unless` returns at its end another activity that it was, or None."""
         begun_s = self._clock.monotonic_s()
         try:
             yield
