@@ -34,7 +34,7 @@ from stoker.core.errors import (
 from stoker.core.frozen import fresh, frozen
 from stoker.core.jsontext import loads
 from stoker.core.retry import FailureCause
-from stoker.core.text import one_line, safe_name
+from stoker.core.text import lazy_pattern, one_line, safe_name
 from stoker.engine.kinds import Kind
 from stoker.engine.metrics.metrics_file import SUFFIX
 from stoker.engine.stage import Stage, StageContext, perform
@@ -262,12 +262,20 @@ def failure_of(error: BaseException) -> StageFailure:
         return StageFailure(cause=FailureCause.OOM_HOST, message=message, detail=detail, error_code=OutOfMemory.code)
     if name == "OutOfMemoryError":  # torch.cuda's, without importing torch
         return StageFailure(cause=FailureCause.OOM_DEVICE, message=message, detail=detail, error_code=OutOfMemory.code)
-    if isinstance(error, OSError):
-        known = translate(error, error.filename or "") if error.errno in (errno.ENOSPC, errno.EDQUOT) else None
+    is_full = _FULL.search(text) is not None
+    if isinstance(error, OSError) or is_full:
+        number = errno.ENOSPC if is_full else getattr(error, "errno", None)
+        known = translate(OSError(number, text), "") if number in (errno.ENOSPC, errno.EDQUOT) else None
         code, hint = (known.code, known.hint) if known else (StageFailed.code, "")
+        message = message if known is None or "space left" in message else f"no space left: {message}"
         return StageFailure(cause=FailureCause.IO, message=message, hint=hint, detail=detail, error_code=code)
     return StageFailure(cause=FailureCause.USER, message=f"{message}{_where_raised(error)}", detail=detail)
 
+
+_FULL = lazy_pattern(
+    rf"No space left on device|\(os error ({errno.ENOSPC}|{errno.EDQUOT})\)|\d requested and \d+ written$"
+)
+"""Texts of libraries that lose the number of the error: safetensors, numpy."""
 
 _CAUSES: tuple[tuple[type[StokerError], FailureCause], ...] = (
     (Cancelled, FailureCause.CANCELLED),
