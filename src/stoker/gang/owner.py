@@ -173,11 +173,11 @@ class RunningGang:
 
 
 def _surroundings(address: str) -> dict[str, Any]:
-    """Return what ranks take over from this process: they run its code. With an address, how to reach other hosts."""
+    """Return what ranks take over from this process: they run its code. And where they listen for each other."""
     environ = dict(os.environ)  # noqa: TID251 - handed on, no setting of ours
     paths: list[object] = list(sys.path)
     sys_path = [entry for entry in paths if isinstance(entry, str)]
-    return {"environ": {**(variables_for(address) if address else {}), **environ}, "sys_path": sys_path}
+    return {"environ": {**variables_for(address), **environ}, "sys_path": sys_path}
 
 
 def _is_open(fd: int) -> bool:

@@ -307,13 +307,19 @@ def _failures(looks: Sequence[RankSnapshot], first_rank: int) -> list[dict[str, 
     ]
 
 
+_LOOPBACK = "127.0.0.1"
 _SIOCGIFADDR = 0x8915
 _NAME_BYTES = 16
 
 
 def variables_for(address: str) -> dict[str, str]:
-    """Return the variables by which gloo and NCCL find the way to other hosts; none if it is not known (IPv6)."""
-    name = interface_of(address)
+    """Return the variables by which gloo and NCCL find the way to other hosts; none if it is not known (IPv6).
+
+    Without an address the ranks are on one host: gloo listens on loopback, not at the address of this host's name.
+    """
+    name = interface_of(address or _LOOPBACK)
+    if not address:
+        return {"GLOO_SOCKET_IFNAME": name} if name else {}
     return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name} if name else {}
 
 

@@ -18,6 +18,7 @@ from stoker.core.clock import Closable
 from stoker.core.errors import BadGang, Diagnostic, LocalFile, NoPermission, ProgramNotFound
 from stoker.core.frozen import frozen
 from stoker.gang.rank_config import MOST_RANKS
+from stoker.gang.rendezvous_types import variables_for
 from stoker.host.box_entry import find_program
 from stoker.host.interpreter import (
     CODE,
@@ -218,6 +219,7 @@ def speaks_for_all(environment: Mapping[str, str], rank: int) -> dict[str, str]:
 def shared_variables(environment: Mapping[str, str], nranks: int) -> dict[str, str]:
     """Return the environment that all ranks have in common; libraries read it when they are imported."""
     made = {name: value for name, value in environment.items() if name != "TORCHELASTIC_ERROR_FILE"}
+    made = {**variables_for(""), **made}
     made.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if nranks > 1:
         # Else each rank would take all processors, and they would be in each other's way.

@@ -127,3 +127,4 @@ def test_ranks_are_told_the_interface_that_has_their_hosts_address():
     assert interface_of(HOME) == "lo"
     assert variables_for("203.0.113.1") == {}
     assert variables_for(HOME) == {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    assert variables_for("") == {"GLOO_SOCKET_IFNAME": "lo"}

@@ -22,6 +22,12 @@ def test_one_thread_each_unless_somebody_said_how_many_or_there_is_one_rank():
     assert "TORCHELASTIC_ERROR_FILE" not in shared_variables({"TORCHELASTIC_ERROR_FILE": "x"}, 2)
 
 
+def test_ranks_listen_on_loopback_unless_an_interface_was_chosen():
+    assert shared_variables({}, 2)["GLOO_SOCKET_IFNAME"] == "lo"
+    assert shared_variables({"GLOO_SOCKET_IFNAME": "eth7"}, 2)["GLOO_SOCKET_IFNAME"] == "eth7"
+    assert "NCCL_SOCKET_IFNAME" not in shared_variables({}, 2)
+
+
 def test_a_held_port_is_nobody_elses_and_can_still_be_listened_on():
     with HeldPort() as one, HeldPort() as other:
         assert one.number != other.number

@@ -16,6 +16,7 @@ import gzip
 import io
 import json
 import re
+import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -367,6 +368,11 @@ def _parsed(text: str) -> dict[str, Any]:
         raise BadExampleLine(f"invalid JSON: {error.msg.removesuffix(' at')} at character {error.pos + 1}") from None
     except RecursionError:
         raise BadExampleLine("nested too deeply") from None
+    except BadExampleLine:
+        raise
+    except ValueError:
+        # The only other one: Python converts no longer integers.
+        raise BadExampleLine(f"it has a number of more than {sys.get_int_max_str_digits():,} digits") from None
     if not isinstance(value, dict):
         raise BadExampleLine(f"{_named(value)}, not an object {_FORMS}")
     return value

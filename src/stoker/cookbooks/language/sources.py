@@ -129,6 +129,9 @@ class DataFinder:
     def _is_file(self, where: str, text: str, path: Path) -> bool:
         if not path.is_file():
             is_path = path.suffix or path.parent != Path()
+            if path.exists():
+                self._checking.note(where, f"{text} is no regular file", "copy what it gives into a file")
+                return False
             message = f"file not found: {text}" if is_path else f"{text!r} is neither a file nor bundled data"
             hint = _BUNDLED_HINT if is_path else did_you_mean(text, DATA) or _BUNDLED_HINT
             self._checking.note(where, message, hint)

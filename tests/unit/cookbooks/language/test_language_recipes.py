@@ -98,6 +98,7 @@ def test_targets_are_named_one_by_one_or_in_groups_and_stand_in_a_blocks_order()
         ({"base": "some/model"}, "base", "nor in the hub's cache | stoker fetch some/model"),
         ({"data": "summs"}, "data", "neither a file nor bundled data | did you mean 'sums'?"),
         ({"data": "./gone.jsonl"}, "data", "file not found: ./gone.jsonl"),
+        ({"data": "/dev/zero"}, "data", "/dev/zero is no regular file | copy what it gives into a file"),
         ({"data": " "}, "data", "is empty"),
         (
             {"data": "preferences"},
