@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from stoker.devices.estimate.model_shapes import read_shape
+from stoker.devices.estimate.shared_base import nf4_bytes
 from tests.system.shell import Shell
 
 LLAMA = {
@@ -44,11 +46,18 @@ def test_json_is_one_object_and_its_terms_add_up(shell: Shell, config: Path) -> 
 
 def test_a_base_that_is_quantised_on_disk_is_estimated_as_it_is(shell: Shell, config: Path) -> None:
     said = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+    double = said | {"bnb_4bit_use_double_quant": True}
+    bodies = [LLAMA, *(LLAMA | {"quantization_config": one} for one in (double, said, said)), LLAMA]
     totals = []
-    for body, words in ((LLAMA, ["base_dtype=nf4"]), (LLAMA | {"quantization_config": said}, []), (LLAMA, [])):
+    for body, words in zip(bodies, (["base_dtype=nf4"], [], [], ["base_dtype=nf4"], []), strict=True):
         config.write_text(json.dumps(body))
         totals.append(json.loads(shell.stoker("machines", "estimate", ".", "adapters=2", *words, "--json").out))
-    assert totals[0]["total_bytes"] == totals[1]["total_bytes"] < totals[2]["total_bytes"]
+    four, as_saved, wide, stated, whole = (one["total_bytes"] for one in totals)
+    shape = read_shape(LLAMA)
+    count = shape.layers * sum(one.inputs * one.outputs for one in shape.linears)
+    assert four == as_saved
+    assert wide - four == nf4_bytes(count, has_wide_scales=True) - nf4_bytes(count) > 0.04 * count
+    assert wide == stated < whole
     config.write_text(json.dumps(LLAMA | {"quantization_config": {"quant_method": "gptq"}}))
     done = shell.stoker("machines", "estimate", "config.json", "adapters=2")
     assert (done.code, "config.json: its weights are quantised by gptq" in done.err) == (2, True)

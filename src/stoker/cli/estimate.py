@@ -139,7 +139,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
 
 def _adapters(config: Mapping[str, Any], shape: ModelShape, words: Sequence[str], where: str) -> MultiAdapterTraining:
     """Return a training of adapters, whose base is kept as it is on disk unless words state otherwise."""
-    from stoker.cookbooks.language.saved_quantisation import saved_as
+    from stoker.cookbooks.language.saved_quantisation import has_wide_scales, saved_as
 
     training = read_adapters(shape, words)
     try:
@@ -147,6 +147,7 @@ def _adapters(config: Mapping[str, Any], shape: ModelShape, words: Sequence[str]
     except BadInput as error:
         raise BadInput(f"{where}: {error.message}", hint=error.hint) from None
     is_stated = any(word.startswith("base_dtype=") for word in words)
+    training = changed(training, has_wide_scales=has_wide_scales(config))
     return training if is_stated else changed(training, base_dtype=BaseWidth(saved))
 
 

@@ -25,6 +25,7 @@ from stoker.cookbooks.language.memory_needs import Load, is_general, kept_as, sa
 from stoker.cookbooks.language.peft import adapter_files, is_dora, read_config
 from stoker.cookbooks.language.reading import ChatMessage
 from stoker.cookbooks.language.sample import Sampler, is_chat, open_slots, slot_logits
+from stoker.cookbooks.language.saved_quantisation import has_wide_scales
 from stoker.cookbooks.language.schemas import TRAINING, AnswersRecord, CompletionSample, read_training
 from stoker.core import jsontext
 from stoker.core.errors import BadInput
@@ -98,6 +99,7 @@ def chat_load(
         tokens=min(_ESTIMATED_TOKENS, base.positions),
         dtype=dtype,
         base_dtype=kept_as(base, base_dtype),
+        has_wide_scales=has_wide_scales(base.config),
         is_general=is_general(base, path),
     )
 

@@ -26,6 +26,7 @@ from stoker.cookbooks.language.bases import CONFIG, Outline, TrainableBase, read
 from stoker.cookbooks.language.checks import LanguageArgsChecker, base_facts, bases_here, find_base, whole_modules
 from stoker.cookbooks.language.compute.general_shape import block_name, general_shape
 from stoker.cookbooks.language.compute.matrices import meant_by
+from stoker.cookbooks.language.saved_quantisation import has_wide_scales
 from stoker.core.device import GIB
 from stoker.core.errors import BadInput, InsufficientDeviceMemory, StokerError
 from stoker.core.frozen import changed, frozen
@@ -74,6 +75,8 @@ class Load:
     """Of each row."""
     dtype: SettledDtype
     base_dtype: BaseDtype = "auto"
+    has_wide_scales: bool = False
+    """True if a base in four bits was saved without double quantisation."""
     is_paired: bool = False
     """True if each is a pair: two rows."""
     is_general: bool = False
@@ -109,6 +112,7 @@ def _multi_adapter(shape: ModelShape, load: Load, where: MemoryLocation) -> Mult
         sequence=load.tokens,
         dtype=Width.BF16 if load.dtype == "bfloat16" else Width.FP32,
         base_dtype=BaseWidth(load.base_dtype),
+        has_wide_scales=load.has_wide_scales,
         is_general=load.is_general,
         where=where,
         is_paired=load.is_paired,
@@ -137,6 +141,7 @@ def what_fits(args: LoraArgs, room_bytes: int) -> str:
         tokens=args.max_seq_len,
         dtype=args.dtype,
         base_dtype=kept_as(base, args.base_dtype),
+        has_wide_scales=has_wide_scales(base.config),
         is_paired=args.method != "sft",
         is_general=is_general(base, args.path),
         dora=args.dora,
@@ -279,6 +284,7 @@ def shared_by_lora(args: _LoraSizeArgs, digest_of: Callable[[str], str]) -> Shar
             tokens=min(args.max_seq_len or DEFAULT_TOKENS, base.positions),
             dtype=settled_dtype(args.dtype, on_gpu=where is MemoryLocation.CUDA),
             base_dtype=kept_as(base, args.base_dtype),
+            has_wide_scales=has_wide_scales(base.config),
             is_paired=args.method != "sft",
             is_general=is_general(base, args.path),
             dora=args.dora,

@@ -70,6 +70,7 @@ from stoker.cookbooks.language.peft import adapter_files, is_dora, read_config
 from stoker.cookbooks.language.reading import needs_arrow
 from stoker.cookbooks.language.report import report_full, report_full_samples, report_lora, report_lora_samples
 from stoker.cookbooks.language.sample import sample, sample_model
+from stoker.cookbooks.language.saved_quantisation import has_wide_scales
 from stoker.cookbooks.language.sources import DataFinder
 from stoker.cookbooks.language.tokenise import TokeniseArgs, data_args, tokenise, tokenise_tables
 from stoker.cookbooks.language.train_full import train_full, train_full_8bit
@@ -333,6 +334,7 @@ def _lora(args: LoraRecipeArgs) -> _Wanted:
         tokens=length,
         dtype=dtype,
         base_dtype=kept_as(base, args.base_dtype),
+        has_wide_scales=has_wide_scales(base.config),
         is_paired=args.method != "sft",
         is_general=is_general(base, args.path),
         dora=args.dora,

@@ -44,6 +44,13 @@ def saved_as(config: Mapping[str, Any]) -> BaseDtype:
     raise BadInput(f"its weights are quantised by {by} ({known})", hint=INSTEAD)
 
 
+def has_wide_scales(config: Mapping[str, Any]) -> bool:
+    """Return True if a base in NF4 keeps its magnitudes in 32 bits: double quantisation is off by default."""
+    said = config.get("quantization_config")
+    is_double = isinstance(said, Mapping) and said.get("bnb_4bit_use_double_quant") is True
+    return saved_as(config) == "nf4" and not is_double
+
+
 def without_parts(names: Iterable[str]) -> Iterator[str]:
     """Return the names of weights without those that only belong to a quantised matrix."""
     for name in names:

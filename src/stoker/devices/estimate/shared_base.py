@@ -145,6 +145,8 @@ class MultiAdapterTraining:
     """Of the base and of products."""
     base_dtype: BaseWidth = BaseWidth.AUTO
     """Of the base, if another."""
+    has_wide_scales: bool = False
+    """A base in four bits has magnitudes in 32 bits: it was saved without double quantisation."""
     where: MemoryLocation = MemoryLocation.CUDA
     is_compiled: bool = True
     is_synchronized: bool = True
@@ -395,13 +397,17 @@ def _weights(training: MultiAdapterTraining) -> EstimateTerm:
     why = f"{quantised:,} of {count:,} parameters in {bits} bits, the rest and one block in {width}, once for all"
     # In eight bits a row has four more bytes.
     rows = shape.layers * sum(one.outputs for one in shape.linears)
-    packed = nf4_bytes(quantised) if is_four else quantised + 4 * rows
+    packed = nf4_bytes(quantised, has_wide_scales=training.has_wide_scales) if is_four else quantised + 4 * rows
     return EstimateTerm("weights", packed + (count - quantised + block) * width.bytes, why)
 
 
-def nf4_bytes(count: int) -> int:
-    """Return what so many weights take in four bits: with a byte for each 64, and four for each 256 of these."""
-    return count // 2 + count // 64 + 4 * -(-count // (64 * 256))
+def nf4_bytes(count: int, *, has_wide_scales: bool = False) -> int:
+    """Return what so many weights take in four bits: with a byte for each 64, and four for each 256 of these.
+
+    With wide scales it is four bytes for each 64.
+    """
+    scales = 4 * (count // 64) if has_wide_scales else count // 64 + 4 * -(-count // (64 * 256))
+    return count // 2 + scales
 
 
 def _is_less_for_each(training: MultiAdapterTraining, once: EstimateTerm, each: EstimateTerm) -> bool:

@@ -10,7 +10,9 @@ import pytest
 
 from stoker.cookbooks.language.bases import read_base
 from stoker.cookbooks.language.bundled import Family, TinyShape, write_base
+from stoker.cookbooks.language.saved_quantisation import has_wide_scales
 from stoker.core.errors import BadInput, InvalidArgs
+from stoker.devices.estimate.shared_base import nf4_bytes
 from tests.later import imported_later
 from tests.unit.cookbooks.language.walked_language import compiled
 
@@ -57,6 +59,20 @@ def test_a_saved_base_is_read_bit_for_bit_as_bitsandbytes_reads_it(family: Famil
             (layer.down, ("mlp.down_proj",)),
         ):
             assert torch.equal(found, torch.cat([wanted[f"{at}.{name}.weight"].float() for name in names]))
+
+
+@pytest.mark.parametrize("double", [False, True])
+def test_magnitudes_are_estimated_as_they_are_saved(tmp_path: Path, *, double: bool) -> None:
+    made = made_base(tmp_path / "base", "llama")
+    folder = saved(made, tmp_path / "saved", double=double)
+    whole, four = load_base(made), load_base(folder)
+    layers, linears = whole.shape.layers, whole.shape.model.linears
+    block = sum(one.inputs * one.outputs for one in linears)
+    is_wide = has_wide_scales(read_base(folder).config)
+    exact = (layers - 1) * block * 4 - nf4_bytes(layers * block, has_wide_scales=is_wide)
+    assert is_wide is not double
+    # Each matrix has a mean of its own, and a last block of scales that is not full.
+    assert 0 <= exact - (whole.size_bytes - four.size_bytes) <= 8 * layers * len(linears)
 
 
 def test_a_saved_base_computes_what_transformers_computes_with_bitsandbytes(tmp_path: Path) -> None:
