@@ -15,6 +15,7 @@ from stoker.core.errors import BadInput, LocalFile, NotFound
 from stoker.core.frozen import changed
 from stoker.core.text import format_size
 from stoker.devices.admission import memory_here
+from stoker.devices.estimate.fitting_adapters import at_once, smaller
 from stoker.devices.estimate.model_shapes import ModelShape, families, read_shape
 from stoker.devices.estimate.shared_base import (
     ADAPTER_KEYS,
@@ -23,11 +24,9 @@ from stoker.devices.estimate.shared_base import (
     MemoryLocation,
     MultiAdapterEstimate,
     MultiAdapterTraining,
-    at_once,
     estimate_adapters,
     has_adapters,
     read_adapters,
-    smaller,
 )
 from stoker.devices.estimate.terms import CalibrationFile, Correction, Estimate, EstimatedWork, estimate
 from stoker.devices.estimate.training_setup import KEYS, TrainingSpec, read_training

@@ -436,7 +436,7 @@ def estimate_shared_processes(
 
 
 def _forecast(members: Sequence[Needs], room: SharedProcessCapacity, about: str) -> SharedProcessEstimate:
-    from stoker.devices.estimate.shared_base import fitting_members  # noqa: PLC0415 - 7 ms that only shared processes need
+    from stoker.devices.estimate.fitting_adapters import fitting_members  # noqa: PLC0415 - 7 ms that only shared processes need
 
     is_on_device = members[0].gpu > 0
     free_bytes = room.device_bytes if is_on_device else room.memory_bytes

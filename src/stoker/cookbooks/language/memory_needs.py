@@ -31,6 +31,7 @@ from stoker.core.device import GIB
 from stoker.core.errors import BadInput, InsufficientDeviceMemory, StokerError
 from stoker.core.frozen import changed, frozen
 from stoker.core.text import format_size
+from stoker.devices.estimate.fitting_adapters import no_room, smaller
 from stoker.devices.estimate.model_shapes import ModelShape, read_shape
 from stoker.devices.estimate.shared_base import (
     IMPORTS_BYTES,
@@ -42,8 +43,6 @@ from stoker.devices.estimate.shared_base import (
     MultiAdapterTraining,
     chunk_tokens,
     estimate_adapters,
-    no_room,
-    smaller,
     steady_base_bytes,
 )
 from stoker.devices.estimate.terms import (

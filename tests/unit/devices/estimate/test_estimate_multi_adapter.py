@@ -7,6 +7,7 @@ import pytest
 from stoker.core.device import GIB
 from stoker.core.errors import BadInput, InvalidArgs
 from stoker.core.frozen import changed
+from stoker.devices.estimate.fitting_adapters import at_once, no_room, smaller
 from stoker.devices.estimate.model_shapes import read_shape
 from stoker.devices.estimate.shared_base import (
     ADAPTER_KEYS,
@@ -14,13 +15,10 @@ from stoker.devices.estimate.shared_base import (
     BaseWidth,
     MemoryLocation,
     MultiAdapterTraining,
-    at_once,
     estimate_adapters,
     has_adapters,
     loss_bytes,
-    no_room,
     read_adapters,
-    smaller,
 )
 from stoker.devices.estimate.terms import CalibrationFile, Correction, MemoryCapacity
 from stoker.devices.estimate.training_setup import Width, adapter_parameters, read_training
