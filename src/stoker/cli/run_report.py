@@ -110,13 +110,14 @@ def _proposed(call: CommandContext, step: str, build: JobBuild) -> str:
         recipe = call.parts.catalogue.load(named[1] if named else build.spec.recipe)
     except StokerError:
         return step
-    return filled_in(step, build.spec.args, recipe.args)
+    return filled_in(step, build.spec.args, recipe.args, is_same=recipe.name == build.spec.recipe)
 
 
-def filled_in(step: str, args: Mapping[str, Any], schema: ArgsSchema) -> str:
-    """Replace the placeholders of a proposed command with the paths of this run, and add what its metrics depend on.
+def filled_in(step: str, args: Mapping[str, Any], schema: ArgsSchema, *, is_same: bool) -> str:
+    """Replace the placeholders of a proposed command with the paths of this run, and add what this run was given.
 
-    The proposal is part of a cached result, which does not depend on paths. `schema` is that of the proposed recipe.
+    The proposal is part of a cached result, which does not depend on paths. `schema` is that of the proposed recipe;
+    of another recipe than that of the run (`is_same`) only arguments are added on which its metrics depend.
     """
 
     def given(found: re.Match[str]) -> str:
@@ -125,7 +126,9 @@ def filled_in(step: str, args: Mapping[str, Any], schema: ArgsSchema) -> str:
     more = [
         _typed(schema, name, args[name])
         for name, spec in schema.specs.items()
-        if spec.is_measured_on and name in args and args[name] != spec.default and f" {name}=" not in step
+        if (spec.is_measured_on or (is_same and not spec.is_runtime))
+        and args.get(name, spec.default) != spec.default
+        and f" {name}=" not in step
     ]
     return " ".join([_PLACEHOLDER.sub(given, step), *filter(None, more)])
 

@@ -12,17 +12,22 @@ STEP = "stoker run language/lora rank=8,16 base=PATH/mine data=FILE.jsonl"
 
 def test_a_proposed_command_names_the_files_that_the_run_was_given() -> None:
     args = {"base": "bases/mine", "data": "my data.jsonl", "rank": 8}
-    filled = filled_in(STEP, args, lora.args)
+    filled = filled_in(STEP, args, lora.args, is_same=True)
     assert filled == "stoker run language/lora rank=8,16 base=bases/mine data='my data.jsonl'"
-    assert filled_in(STEP, {"base": "", "data": None}, lora.args) == STEP
-    assert filled_in("stoker run x data=FILES/a.csv", {"data": "b"}, lora.args) == "stoker run x data=FILES/a.csv"
+    assert filled_in(STEP, {"base": "", "data": None}, lora.args, is_same=True) == STEP
+    assert (
+        filled_in("stoker run x data=FILES/a.csv", {"data": "b"}, lora.args, is_same=True)
+        == "stoker run x data=FILES/a.csv"
+    )
 
 
 def proposed(**given: Any) -> dict[str, Any]:
     """The arguments that a proposed command sets, as a run reads them."""
     args, faults = lora.args.check({"data": "a.csv", **given}, owner="lora")
     assert not faults
-    words = [word for word in shlex.split(filled_in(STEP, args, lora.args))[3:] if not word.startswith("rank=")]
+    words = [
+        word for word in shlex.split(filled_in(STEP, args, lora.args, is_same=True))[3:] if not word.startswith("rank=")
+    ]
     composed, _ = compose_request(
         JobRequest(overrides=tuple(words)), schema=lora.args.declared(), environment={}, folder=".", owner="lora"
     )
@@ -45,6 +50,11 @@ def test_a_proposed_command_learns_the_same_examples() -> None:
     assert proposed(data="it's {odd}, [a].csv")["data"] == "it's {odd}, [a].csv"
     bundled, listed = proposed(data=sources)["data"]
     assert (bundled, {name: listed[name] for name in ("path", "weight", "columns")}) == ("sums", sources[1])
-    assert "split" not in filled_in(STEP, lora.args.check({"data": sources}, owner="")[0], lora.args)
+    assert "split" not in filled_in(STEP, lora.args.check({"data": sources}, owner="")[0], lora.args, is_same=True)
     assert proposed() == {"data": "a.csv"}
+    how = {"dora": True, "targets": ("q_proj", "*.mlp.*"), "modules_to_save": ("lm_head",), "epochs": 5}
+    assert proposed(**how, gpus=1) == {"data": "a.csv", **how}
+    args, _ = lora.args.check({"data": "a.csv", "columns": {"prompt": "q"}, **how}, owner="lora")
+    other = shlex.split(filled_in(STEP, args, lora.args, is_same=False))
+    assert [word for word in other if word.startswith(("columns", "dora", "epochs"))] == ["columns={prompt:q}"]
     assert proposed(method="dpo") == {"data": "a.csv", "method": "dpo"}
