@@ -45,11 +45,11 @@ class GeneralPassRunner(AdapterPasses):
 
     def _gradients(self, given: PassInput) -> tuple[Tensor, Rows]:
         base, n = self._base, len(given.tokens)
-        a, b, m, *whole = gradients = self._no_gradients(n)
+        found, whole = self._bank_gradients(n), self._copy_gradients(n)
         now = PassAdapters(
             members=n,
             banks=self._banks(given.index)[0],
-            gradients=self._layout.banks(a, b, m)[0],
+            gradients=self._layout.banks(*found)[0],
             copies=self._copies(given),
             copy_gradients=copies_of(self._whole, whole),
             dropping=self._dropping(given),
@@ -63,7 +63,7 @@ class GeneralPassRunner(AdapterPasses):
                 weighed = weigh(losses, given.answers)
                 scores, weights = weighed.scores, weighed.weights
             (losses * weights).sum().backward()
-        return scores, gradients
+        return scores, (*found, *whole)
 
     def _token_losses(self, given: PassInput, banks: Sequence[Banks], copies: Copies) -> Tensor:
         with self._base.adapted(PassAdapters(members=len(given.tokens), banks=banks[0], copies=copies)):

@@ -230,13 +230,17 @@ class AdapterPasses(ABC):
         rows = [[one.used[slot] for slot in given.slots] for one in self.state.copies]
         return copies_of(self._whole, rows)
 
-    def _no_gradients(self, count: int) -> Rows:
-        """Return zeros for the gradients of so many members."""
+    def _bank_gradients(self, count: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return zeros for the gradients of so many members' adapters."""
         device, layout = self._frozen.device, self._layout
-        sizes = (layout.a_size, layout.b_size)
-        pairs = (torch.zeros(count, size, dtype=self._frozen.dtype, device=device) for size in sizes)
-        others = (layout.m_size, *(one.size for one in self._whole))
-        return (*pairs, *(torch.zeros(count, size, device=device) for size in others))
+        a, b = (
+            torch.zeros(count, size, dtype=self._frozen.dtype, device=device) for size in (layout.a_size, layout.b_size)
+        )
+        return a, b, torch.zeros(count, layout.m_size, device=device)
+
+    def _copy_gradients(self, count: int) -> list[Tensor]:
+        """Return zeros for the gradients of so many members' own modules."""
+        return [torch.zeros(count, one.size, device=self._frozen.device) for one in self._whole]
 
     def _banks(self, index: Tensor | None) -> Sequence[Banks]:
         if index is None:
@@ -273,16 +277,18 @@ class PassRunner(AdapterPasses):
         banks, copies = self._banks(given.index), self._copies(given)
         hidden, normed, kept, now = self._forward(given, banks, copies, keeps=True)
         base, n = self._base, given.tokens.shape[0]
-        a, b, m, *whole = gradients = self._no_gradients(n)
+        whole = self._copy_gradients(n)
         own = copies_of(self._whole, whole)
         flat, normed = (one.view(-1, base.shape.hidden) for one in (hidden, normed))
         scores, dnormed = self._scores_and_gradient(given, normed, copies, own)
         dx, _ = self._kernels.norm_backward(flat, base.norm, base.shape.eps, dnormed, torch.zeros_like(flat))
         del normed, dnormed
-        dx = self._backward(dx.view_as(hidden), banks, self._layout.banks(a, b, m), now, kept)
+        # Not before the loss, where the most memory is taken.
+        found = self._bank_gradients(n)
+        dx = self._backward(dx.view_as(hidden), banks, self._layout.banks(*found), now, kept)
         if "embedding" in own:
             embedded_back(given.tokens, dx, own, base.shape.padding)
-        return scores, gradients
+        return scores, (*found, *whole)
 
     def _scores_and_gradient(
         self, given: PassInput, normed: Tensor, copies: Copies, own: Copies
