@@ -152,7 +152,7 @@ def test_a_killed_command_leaves_the_room_with_its_program(shell: Shell) -> None
 def test_ctrl_c_goes_to_the_program_and_its_exit_code_comes_back(shell: Shell) -> None:
     script = (
         "import signal, sys, time; signal.signal(signal.SIGINT, lambda *_: sys.exit(33)); "
-        "print('up', flush=True); time.sleep(60)"
+        "print('up', flush=True); [time.sleep(0.05) for _ in range(1200)]"
     )
     process = shell.start("machines", "memory", "--wait", "1GiB", "--", sys.executable, "-c", script)
     assert process.stdout is not None

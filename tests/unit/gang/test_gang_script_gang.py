@@ -87,11 +87,11 @@ def test_where_there_is_no_forking_ranks_are_started(place):
 @pytest.mark.parametrize(("why", "said"), [(Cancelled("enough"), "interrupted"), (Terminated("enough"), "asked")])
 def test_whoever_ends_a_run_gets_his_own_reason_and_ranks_are_told_fittingly(place, why, said):
     gang = place.gang(
-        "import signal, sys, threading\n"
+        "import signal, sys, time\n"
         "def leave(word): sys.exit(print(word))\n"
         "signal.signal(signal.SIGINT, lambda *_: leave('interrupted'))\n"
         "signal.signal(signal.SIGTERM, lambda *_: leave('asked'))\n"
-        "print('up', flush=True)\nthreading.Event().wait()\n",
+        "print('up', flush=True)\nwhile True: time.sleep(0.05)\n",
         nranks=1,
     )
     ending = threading.Thread(target=lambda: (place.heard.something.wait(30), gang.end(why)))

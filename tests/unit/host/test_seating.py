@@ -62,12 +62,16 @@ def test_a_command_at_a_terminal_has_its_size_and_hears_of_another_one():
 
 
 def test_a_key_that_interrupts_does():
-    seat = sat("import time;print('up', flush=True);time.sleep(1000)", size=(24, 80))
-    said(seat, seat.outputs[0], b"up")
-    os.write(seat.input, b"\x03")
-    ended = seat.child.wait(PATIENCE_S)
+    # One long sleep could begin just after Python looked for signals, and would hide this one to its end.
+    seat = sat("import time;print('up', flush=True)\nwhile True: time.sleep(0.05)", size=(24, 80))
+    try:
+        said(seat, seat.outputs[0], b"up")
+        os.write(seat.input, b"\x03")
+        ended = seat.child.wait(PATIENCE_S)
+    finally:
+        stop_group(seat.child.identity, grace_s=0.0)
+        seat.close()
     assert (ended.signal, ended.status) in ((2, None), (None, 130))
-    seat.close()
 
 
 def test_a_folder_that_can_not_be_entered_is_told_on_its_errors():
