@@ -38,8 +38,13 @@ _REFUSED: Mapping[str, str] = {
     "layer_replication": "replicated layers",
     "alora_invocation_tokens": "activated LoRA",
     "lora_bias": "biases of its own",
+    "arrow_config": "routed adapters (Arrow)",
+    "monteclora_config": "Monte Carlo LoRA",
+    "kasa_config": "KaSA",
 }
 """Settings that change an adapter's meaning and are not supported."""
+_BEGINNINGS: Final = frozenset({"gaussian", "eva", "orthogonal", "mica"})
+"""Initialisations that leave the base as it is. Adapters of others belong to a base that PEFT changed for them."""
 
 
 def adapter_files(folder: Path) -> tuple[Path, ...]:
@@ -130,6 +135,9 @@ def read_config(folder: Path) -> dict[str, Any]:
         odd.append(f"modules_to_save={shown(repr(saved))}")
     if odd:
         raise BadInput(f"{path}: not supported: {', '.join(odd)}", hint="merge it with PEFT: merge_and_unload()")
+    if not _keeps_base(start := config.get("init_lora_weights")):
+        message = f"{path}: not supported: init_lora_weights={shown(repr(start))}, which changes the base"
+        raise BadInput(message, hint="save it with PEFT's path_initial_model_for_weight_conversion")
     rank, alpha, dropout = config.get("r"), config.get("lora_alpha"), config.get("lora_dropout") or 0.0
     if type(rank) is not int or not 1 <= rank <= _LARGEST_RANK or not _is_number(alpha):
         message = f"{path}: r={shown(repr(rank))}, lora_alpha={shown(repr(alpha))}: not a rank and a number"
@@ -137,6 +145,11 @@ def read_config(folder: Path) -> dict[str, Any]:
     if not _is_number(dropout) or not 0 <= dropout < 1:
         raise BadInput(f"{path}: lora_dropout={shown(repr(dropout))}: not from 0 to 1", hint=_AGAIN)
     return config
+
+
+def _keeps_base(start: Any) -> bool:
+    """Return True if an adapter that began so is one over the base itself."""
+    return start is None or isinstance(start, bool) or (isinstance(start, str) and start.lower() in _BEGINNINGS)
 
 
 def _is_number(value: Any) -> bool:
@@ -173,12 +186,14 @@ def modules_of(
     Raises `BadInput` for names that are neither.
     """
     dora, saved = is_dora(config), tuple(config.get("modules_to_save") or ())
+    # PEFT names the embedding only, and writes the head that is tied to it, too.
+    is_tied = bool(saved and config.get("ensure_weight_tying"))
     sides: dict[str, set[str]] = {}
     parts: dict[str, set[str]] = {}
     odd = []
     for name in names:
         match, outer = _NAME.fullmatch(name), _OUTER.fullmatch(name)
-        if match is None and outer is not None and outer["module"].endswith(saved or "/"):
+        if match is None and outer is not None and (is_tied or outer["module"].endswith(saved or "/")):
             parts.setdefault(outer["module"], set()).add(outer["part"])
         # Only magnitudes are no module's weight.
         elif match is None or (match["side"] == _MAGNITUDES) is (match["weight"] is not None):
@@ -193,6 +208,8 @@ def modules_of(
         raise BadInput(f"{folder / WEIGHTS}: {what}", hint=_AGAIN)
     lacking = [module for module, found in parts.items() if "weight" not in found]
     lacking += [one for one in saved if not any(module.endswith(one) for module in parts)]
+    if is_tied and len(parts) == 1:
+        lacking.append(f"the module tied to {next(iter(parts))}")
     if lacking:
         raise BadInput(f"{folder / WEIGHTS}: no weight of {shown(lacking[0])}, a module to save", hint=_AGAIN)
     whole = {
