@@ -36,7 +36,7 @@ from stoker.cookbooks.language.bases import (
 from stoker.cookbooks.language.bundled import BASES, PREFERENCES, bundled_base
 from stoker.cookbooks.language.compute.base_path import weight_sizes
 from stoker.cookbooks.language.compute.frozen_base import EMBEDDING, HEAD
-from stoker.cookbooks.language.compute.general_shape import place_of
+from stoker.cookbooks.language.compute.general_shape import named_as
 from stoker.cookbooks.language.compute.matrices import GROUPS, meant_by, settled_targets, unknown_words
 from stoker.cookbooks.language.peft import CONFIG, adapter_header, is_dora, modules_of, read_config, tensor_names
 from stoker.core.digests import is_digest
@@ -260,20 +260,18 @@ class LanguageArgsChecker:
         base: TrainableBase,
     ) -> None:
         """Add a fault for the first target matrix of an adapter that the base lacks, or has in another size."""
-        # Files of some families name the outer modules differently.
         rank, dora = config["r"], is_dora(config)
-        known_as: Callable[[str], str] = place_of if base.differs else str
-        sizes = {known_as(one.name): (one.inputs, one.outputs) for one in base.matrices}
+        sizes = {one.name: (one.inputs, one.outputs) for one in base.matrices}
+        known_as = named_as(sizes, modules)
         for module in modules:
-            size = sizes.get(known_as(module))
-            if size is None:
+            if module not in known_as:
                 self.note(
                     "adapter",
                     f"target matrix {shown(module)} is not in {base.name}",
                     "use the base that it was trained on",
                 )
                 return
-            inputs, outputs = size
+            inputs, outputs = sizes[known_as[module]]
             found = [shapes[name] for name in tensor_names(module, dora=dora)]
             # Some keep their matrices transposed.
             ways = [(inputs, outputs), *[(outputs, inputs)][: bool(base.differs)]]
@@ -286,9 +284,10 @@ class LanguageArgsChecker:
 
     def _fit_whole(self, sizes: Mapping[str, list[tuple[int, ...]]], base: TrainableBase) -> None:
         """Add a fault for each module of an adapter's own that is not the base's embedding or head."""
-        names, (words, hidden) = _outer_names(base) if sizes else [], (base.shape.vocabulary, base.shape.hidden)
+        words, hidden = base.shape.vocabulary, base.shape.hidden
+        known = named_as(_outer_names(base), sizes) if sizes else {}
         for module, found_sizes in sizes.items():
-            if not _meant_outside(module, names):
+            if module not in known:
                 message = f"it has a copy of {shown(module)}, which is neither embedding nor head of {base.name}"
                 self.note("adapter", message, "merge it with PEFT: merge_and_unload()")
             # A head may have a bias.

@@ -42,12 +42,13 @@ class ExportModelArgs(BaseArgs):
 def export_adapter(job: StageContext, args: ExportArgs) -> GgufFile:
     """Write an adapter as one GGUF file."""
     from stoker.cookbooks.language.bases import read_base
-    from stoker.cookbooks.language.peft import read_adapter
+    from stoker.cookbooks.language.peft import over_base, read_adapter
 
     base = read_base(Path(args.base), name=args.base_name, use="exported")
     if note := warn_of_another_base(args):
         job.tell(note)
-    adapter = read_adapter(Path(args.adapter))
+    names = [name.removesuffix(".weight") for name in gguf_places(base)]
+    adapter = over_base(read_adapter(Path(args.adapter)), names)
     write_gguf_adapter(job.out / GGUF_ADAPTER, base, adapter, args.dtype)
     job.log(f"{len(adapter.weights)} matrices of {base.name}; llama.cpp takes the file as --lora {GGUF_ADAPTER}")
     return job.made(GgufFile)

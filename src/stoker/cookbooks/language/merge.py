@@ -42,7 +42,7 @@ def merge_weights(job: StageContext, args: MergeArgs) -> LanguageModel:
     import torch
 
     from stoker.cookbooks.language.bases import read_base, read_weights, save_transformers, stored_dtype, write_model
-    from stoker.cookbooks.language.peft import read_adapter
+    from stoker.cookbooks.language.peft import over_base, read_adapter
 
     base = read_base(Path(args.base), name=args.base_name, use="merged")
     if note := warn_of_another_base(args):
@@ -54,6 +54,7 @@ def merge_weights(job: StageContext, args: MergeArgs) -> LanguageModel:
     weights = read_weights(base) if model is None else dict(model.state_dict())
     if adapter.spec.whole and base.shape.is_tied:
         base = _untied(base, model, weights)
+    adapter = over_base(adapter, [name.removesuffix(".weight") for name in weights])
     for number, (module, (a, *rest)) in enumerate(adapter.weights.items(), 1):
         name = f"{module}.weight"
         if module in adapter.spec.whole:

@@ -7,10 +7,12 @@ of blocks. The same adapter gives the same bytes. Importing this module imports 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from stoker.cookbooks.language.compute.general_shape import named_as
 from stoker.core import jsontext
 from stoker.core.errors import BadInput, Damaged
 from stoker.store.weight_files.headers import Header, read_foreign_json, shown, unreadable_weights
@@ -94,6 +96,17 @@ def read_adapter(folder: Path) -> AdapterState:
     named = {module: tensor_names(module, dora=spec.dora) for module in modules} | whole
     weights = {module: tuple(tensors[name].float() for name in names) for module, names in named.items()}
     return AdapterState(spec=spec, weights=weights)
+
+
+def over_base(adapter: AdapterState, names: Iterable[str]) -> AdapterState:
+    """Return an adapter with the names that its modules have in a base. Raises `BadInput` if one is not there."""
+    known = named_as(names, adapter.weights)
+    odd = [module for module in adapter.weights if module not in known]
+    if odd:
+        message = f"the base has no {shown(odd[0])}, for which the adapter was trained"
+        raise BadInput(message, hint="use the base that it was trained on")
+    spec = replace(adapter.spec, whole=tuple(known[one] for one in adapter.spec.whole))
+    return replace(adapter, spec=spec, weights={known[module]: own for module, own in adapter.weights.items()})
 
 
 def _names(module: str, spec: AdapterSpec, count: int) -> tuple[str, ...]:

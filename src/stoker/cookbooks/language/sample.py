@@ -105,15 +105,19 @@ def open_slots(
 ) -> tuple[Slots, str]:
     """Load a base once, and each adapter into a slot, for None the base alone; return one line about the path, too."""
     from stoker.cookbooks.language.compute.base_loading import open_base
-    from stoker.cookbooks.language.compute.module_copies import chosen_modules
+    from stoker.cookbooks.language.compute.matrices import adaptable
     from stoker.cookbooks.language.compute.slots import Slots
+    from stoker.cookbooks.language.peft import over_base
 
     held, path = open_base(
         base, device=device, dtype=settings.dtype, base_dtype=settings.base_dtype, path=settings.path
     )
+    names = [one.name for one in adaptable(held.shape)]
+    if any(one is not None and one.spec.whole for one in adapters):
+        names += [one.name for one in held.outer_modules()]
+    adapters = [None if one is None else over_base(one, names) for one in adapters]
     specs = [one.spec for one in adapters if one is not None]
     whole = tuple(dict.fromkeys(name for spec in specs for name in spec.whole))
-    chosen_modules(whole, held.outer_modules() if whole else (), held.shape.model.family)
     slots = Slots(
         held,
         count=len(adapters),

@@ -8,15 +8,19 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stoker.authoring import InvalidArgs
+from stoker.authoring import InputPath, InvalidArgs
+from stoker.cookbooks.language.arguments import SampleArgs
 from stoker.cookbooks.language.checks import find_base
-from stoker.cookbooks.language.compute.general_shape import causal_families, general_shape
+from stoker.cookbooks.language.compute.general_shape import causal_families, general_shape, named_as
 from stoker.cookbooks.language.compute.matrices import meant_by, settled_targets, short_names
+from stoker.cookbooks.language.peft import read_adapter
+from stoker.cookbooks.language.sample import open_slots
 from stoker.core.errors import BadInput
 from stoker.devices.estimate.shared_base import MultiAdapterTraining, estimate_adapters, read_adapters
 from tests.later import imported_later
@@ -268,6 +272,91 @@ def test_a_base_that_reads_images_learns_text(tmp_path):
     assert {name.rpartition(".")[2] for name in config["target_modules"]} == {
         *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     }
+
+
+def adapter_of_text_only(base: Path, folder: Path, whole: list[str] | None) -> Any:
+    """Write an adapter of PEFT over the class of Gemma 3 that reads text only; return its logits."""
+    import torch
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, Gemma3ForCausalLM
+
+    both = AutoModelForCausalLM.from_pretrained(base)
+    text = Gemma3ForCausalLM(both.config.text_config)
+    text.model.load_state_dict(both.model.language_model.state_dict())
+    text.lm_head.load_state_dict(both.lm_head.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        config = LoraConfig(
+            r=2, target_modules=["q_proj", "down_proj"], task_type="CAUSAL_LM", init_lora_weights=False,
+            modules_to_save=whole,
+        )  # fmt: skip
+        model = get_peft_model(text, config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "modules_to_save" in name:
+                parameter.copy_(parameter.flip(0))
+        model.save_pretrained(folder, save_embedding_layers=False)
+        return model(torch.tensor(PROMPT)).logits[:, -1]
+
+
+PROMPT = [[5, 80, 13, 200, 7, 7, 91]]
+PLAINLY = SampleArgs(base=InputPath(""), base_files=(), base_name="", prompts=(), dtype="float32")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("peft") is None, reason="there is no PEFT here")
+@pytest.mark.parametrize("whole", [None, ["lm_head"]])
+def test_an_adapter_of_a_class_that_names_its_blocks_otherwise_answers_and_is_merged(tmp_path, whole):
+    import torch
+
+    base, folder = general_base(tmp_path / "base", "gemma3"), tmp_path / "adapter"
+    theirs = adapter_of_text_only(base, folder, whole)
+    compiled("sample", base=str(base), adapter=[str(folder)], prompts=["1+1="])
+    slots, _ = open_slots(base, [read_adapter(folder), None], PLAINLY, device="cpu")
+    assert torch.allclose(slots.logits(0, torch.tensor(PROMPT)), theirs, atol=1e-4)
+    assert not torch.allclose(slots.logits(1, torch.tensor(PROMPT)), theirs, atol=1e-2)
+    merged = run_node(compiled("merge", base=str(base), adapter=str(folder)), "merge_weights", tmp_path)
+    alone, _ = open_slots(merged.path, [None], PLAINLY, device="cpu")
+    assert torch.allclose(alone.logits(0, torch.tensor(PROMPT)), theirs, atol=1e-4)
+
+
+def test_a_part_of_an_adapter_that_slots_have_no_place_for_is_refused(gpt2):
+    from stoker.cookbooks.language.compute.banks import AdapterSpec, fresh_adapter
+    from stoker.cookbooks.language.compute.general_base import load_general
+    from stoker.cookbooks.language.compute.slots import Slots
+
+    base = load_general(gpt2, device="cpu", dtype="float32")
+    adapter = fresh_adapter(base.shape, AdapterSpec(rank=2, alpha=2.0, targets=("c_attn", "c_fc")))
+    slots = Slots(base, count=1, rank=2, targets=("c_attn",))
+    with pytest.raises(BadInput, match=r"a part for transformer\.h\.0\.mlp\.c_fc, which is no target here"):
+        slots.load(0, adapter)
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        ("model.layers.0.q_proj", "model.language_model.layers.0.q_proj"),
+        ("model.language_model.layers.0.q_proj", "model.language_model.layers.0.q_proj"),
+        ("model.vision_tower.layers.0.q_proj", "model.vision_tower.layers.0.q_proj"),
+        ("vision_tower.encoder.layers.0.q_proj", None),
+        ("model.layers.1.q_proj", None),
+        ("model.embed_tokens", "model.language_model.embed_tokens"),
+        ("lm_head", None),
+    ],
+)
+def test_modules_of_an_adapter_are_named_as_in_the_base_where_that_is_clear(module, name):
+    prefixes = ("model.language_model", "model.vision_tower")
+    base = [
+        *(f"{one}.layers.0.q_proj" for one in prefixes),
+        "model.language_model.embed_tokens",
+        "a.lm_head",
+        "b.lm_head",
+    ]
+    assert named_as(base, [module]).get(module) == name
+
+
+def test_two_modules_of_an_adapter_are_not_one_of_the_base():
+    found = named_as(["a.layers.0.q_proj"], ["b.layers.0.q_proj", "a.layers.0.q_proj", "c.layers.0.q_proj"])
+    assert found == {"a.layers.0.q_proj": "a.layers.0.q_proj"}
 
 
 def test_an_adapter_over_such_a_base_goes_through_all_stages(gpt2, tmp_path):

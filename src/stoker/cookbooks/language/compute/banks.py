@@ -256,6 +256,11 @@ class BankLayout:
         """The columns of each group's magnitudes, by block and name."""
         return {(one.block, one.name): slice(one.m_at, one.m_at + one.outputs) for one in self.groups}
 
+    @property
+    def names(self) -> Iterator[str]:
+        """The full names of all matrices that have adapters."""
+        return (target for group in self.groups for target in group.targets)
+
     def banks(self, a: Tensor, b: Tensor, m: Tensor) -> list[dict[str, Bank]]:
         """Return views of flat tensors `[n, a_size]`, `[n, b_size]` and `[n, m_size]`, block by block."""
         blocks: list[dict[str, Bank]] = [{} for _ in range(self._blocks)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,9 @@ _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _EXPERTS = re.compile(r"(?:.*\.)?experts\..*")
 """Matrices of experts: tokens pass through some of them only."""
 _IN_BLOCK = re.compile(r"(?:.*?\.)?(?P<block>\d+)\.(?P<name>.+)")
-_OUTSIDE = ("embed", "wte", "wpe", "lm_head", "router", "vision", "audio", "multi_modal")
+_NO_TEXT = ("vision", "audio", "multi_modal")
+"""Parts of the names of modules that read no text."""
+_OUTSIDE = ("embed", "wte", "wpe", "lm_head", "router", *_NO_TEXT)
 """Parts of the names of matrices that never have adapters: embeddings, heads, what chooses experts, reads no text."""
 _PLACE = re.compile(r"(?:.*?\.)?(?P<place>[^.]+\.\d+\..+)")
 _MAPPING = re.compile(r"\nMODEL_FOR_CAUSAL_LM_MAPPING_NAMES = OrderedDict\(\n(?P<body>.*?)\n\)\n", re.DOTALL)
@@ -139,10 +141,35 @@ def block_name(matrix: str) -> str:
     return match["name"] if match else matrix
 
 
-def place_of(matrix: str) -> str:
-    """Return the name of a matrix from the list of blocks on: files and modules may differ in what is before it."""
-    match = _PLACE.fullmatch(matrix)
-    return match["place"] if match else matrix
+def named_as(names: Iterable[str], modules: Iterable[str]) -> dict[str, str]:
+    """Return the name that each module of an adapter has in a base, of those that are there.
+
+    Classes of transformers and files differ in what is before the list of blocks, the embedding and the head. A module
+    that reads no text is never taken for one that does.
+    """
+    known, wanted = set(names), tuple(modules)
+    places: dict[str, list[str]] = {}
+    for name in known:
+        if not _reads_no_text(name):
+            places.setdefault(_place_of(name), []).append(name)
+    found = {one: one for one in wanted if one in known}
+    taken = set(found)
+    for module in wanted:
+        of_place = places.get(_place_of(module), [])
+        if module not in found and len(of_place) == 1 and not _reads_no_text(module) and of_place[0] not in taken:
+            found[module] = of_place[0]
+            taken.add(of_place[0])
+    return found
+
+
+def _reads_no_text(module: str) -> bool:
+    return any(part in module for part in _NO_TEXT)
+
+
+def _place_of(module: str) -> str:
+    """Return the name of a module from the list of blocks on; its last part outside of blocks."""
+    match = _PLACE.fullmatch(module)
+    return match["place"] if match else module.rpartition(".")[2]
 
 
 def _model(config: Mapping[str, Any], matrices: tuple[AdaptedMatrix, ...], sizes: Sizes) -> ModelShape:

@@ -289,7 +289,11 @@ class Slots:
         self._graphs = Graphs(self._passing) if is_gpu and records is not False and base.records else None
 
     def load(self, slot: int, adapter: AdapterState, optim: Optim | None = None) -> None:
-        """Load an adapter into a slot, with its optimiser state."""
+        """Load an adapter into a slot, with its optimiser state. Raises `BadInput` for a part without a place."""
+        places = {*self.layout.names, *(one.name for one in self._whole)}
+        if odd := [name for name in adapter.weights if name not in places]:
+            message = f"an adapter has a part for {odd[0]}, which is no target here"
+            raise BadInput(message, hint="use the base that it was trained on")
         state, optim = self._state, optim or Optim()
         with torch.no_grad():
             for kept in ("weights", "first", "second"):
