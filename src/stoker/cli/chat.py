@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -120,7 +120,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
             stack.enter_context(_reserved(call, needs))
             setup = _on_usable_device(call, setup)
         with busy(call, f"loading {setup.base.name}"):
-            session = ChatSession(setup)
+            session = ChatSession(setup, lambda text: call.out.note(f"note: {text}"))
         if given["prompt"] is not None:
             _answer(call, session, given["prompt"])
         else:
@@ -266,13 +266,15 @@ def _read(call: CommandContext, *, is_typed: bool) -> str | None:
 def _answer(call: CommandContext, session: ChatSession, prompt: str) -> None:
     """Print the answers of all models, one after another."""
     out, clock = call.out, call.parts.clock
-    for name in session.names:
-        began_s, pieces = clock.monotonic_s(), []
-        if len(session.names) > 1:
-            out.line(out.paint(f"[{name}]", "bold"))
-        for piece in session.answer(name, prompt):
-            pieces.append(piece)
-            out.piece(piece)
-        out.line()
-        seconds = round(clock.monotonic_s() - began_s, 3)
-        out.object({"model": name, "prompt": prompt, "completion": "".join(pieces), "seconds": seconds})
+    with session.turn():
+        for name in session.names:
+            began_s, pieces = clock.monotonic_s(), []
+            if len(session.names) > 1:
+                out.line(out.paint(f"[{name}]", "bold"))
+            with closing(session.answer(name, prompt)) as answer:
+                for piece in answer:
+                    pieces.append(piece)
+                    out.piece(piece)
+            out.line()
+            seconds = round(clock.monotonic_s() - began_s, 3)
+            out.object({"model": name, "prompt": prompt, "completion": "".join(pieces), "seconds": seconds})

@@ -6,7 +6,8 @@ Answers are drawn as the samples of a training are. `stoker chat` reads prompts 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from stoker.authoring import InvalidArgs, Needs, StageContext, stage
@@ -20,6 +21,7 @@ from stoker.cookbooks.language.arguments import (
 )
 from stoker.cookbooks.language.bases import TrainableBase, read_base
 from stoker.cookbooks.language.checks import LanguageArgsChecker
+from stoker.cookbooks.language.conversations import ConversationTemplate, end_tokens
 from stoker.cookbooks.language.kinds import ANSWERS, Answers
 from stoker.cookbooks.language.memory_needs import Load, is_general, kept_as, sample_needs, too_large
 from stoker.cookbooks.language.peft import adapter_files, is_dora, read_config
@@ -113,29 +115,30 @@ def answering_files(adapter: Path) -> tuple[Path, ...]:
 class ChatSession:
     """Several models, each with a conversation of its own. Not thread-safe."""
 
-    def __init__(self, setup: ChatSetup) -> None:
-        """Load the base and the adapters."""
+    def __init__(self, setup: ChatSetup, note: Callable[[str], None]) -> None:
+        """Load the base and the adapters. `note` is called with sentences for the user."""
         from stoker.cookbooks.language.peft import read_adapter
         from stoker.cookbooks.language.tokens import open_tokenizer
 
         adapters = [None if one.adapter is None else read_adapter(one.adapter) for one in setup.models]
         slots, self.path = open_slots(setup.base.folder, adapters, setup, device="cuda" if setup.on_gpu else "cpu")
         tokenizer = open_tokenizer(setup.base.folder)
+        ends = end_tokens(setup.base.folder, tokenizer, setup.base.vocabulary)
+        if ends.note:
+            note(ends.note)
+        self._note = note
+        self._was_shortened = False
         self._longest = setup.base.positions
-        self._tokens = setup.tokens
+        # Many tokens for an answer leave no room for the conversation.
+        self._reserved = min(setup.tokens, setup.base.positions // 2)
         self._samplers = {
             one.name: Sampler(
-                slot_logits(slots, slot),
-                tokenizer,
-                longest=setup.base.positions,
-                tokens=setup.tokens,
-                temperature=setup.temperature,
-                seed=setup.seed,
+                slot_logits(slots, slot), tokenizer, setup, ends=ends.tokens, longest=setup.base.positions
             )
             for slot, one in enumerate(setup.models)
         }
         self._turns: dict[str, list[ChatMessage]] = {one.name: [] for one in setup.models}
-        self.is_plain = _is_plain(setup, has_template=bool(tokenizer.chat_template))
+        self.is_plain = _is_plain(setup, has_template=ConversationTemplate(tokenizer).is_own)
         """True if prompts are completed as they are, each by itself."""
 
     @property
@@ -145,10 +148,20 @@ class ChatSession:
 
     def reset(self) -> None:
         """Forget all conversations."""
-        for turns in self._turns.values():
-            turns.clear()
+        self._turns = {name: [] for name in self._turns}
 
-    def answer(self, name: str, prompt: str) -> Iterator[str]:
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Keep a prompt in all conversations, or in none if an error comes before every model has begun its answer."""
+        before = dict(self._turns)
+        try:
+            yield
+        except BaseException:
+            if any(self._turns[name] is turns for name, turns in before.items()):
+                self._turns = before
+            raise
+
+    def answer(self, name: str, prompt: str) -> Generator[str, None, None]:
         """Return the answer of a model, piece by piece. A conversation keeps it, also as far as it was read.
 
         Raises `BadInput` if the prompt is longer than the base reads. Of a long conversation the oldest turns are left
@@ -156,22 +169,34 @@ class ChatSession:
         """
         sampler = self._samplers[name]
         if self.is_plain:
-            yield from sampler.pieces(self._fitting(sampler.prompt_tokens(prompt)))
+            yield from sampler.pieces(self._fitting(sampler.prompt_tokens(prompt)), is_chat=False)
             return
         turns = [*self._turns[name], ChatMessage(role="user", content=prompt)]
         shown = sampler.chat_tokens(turns)
-        while len(shown) + self._tokens > self._longest and len(turns) > 1:
+        while len(shown) + self._reserved > self._longest and len(turns) > 1:
+            self._tell_of_shortening()
             del turns[:2]
             shown = sampler.chat_tokens(turns)
-        pieces = sampler.pieces(self._fitting(shown))
+        pieces = sampler.pieces(self._fitting(shown), is_chat=True)
         said: list[str] = []
+        is_whole = False
         try:
             for piece in pieces:
                 said.append(piece)
                 yield piece
+            is_whole = True
         finally:
-            # A prompt that was refused is no turn: templates want turns to alternate.
-            self._turns[name] = [*turns, ChatMessage(role="assistant", content="".join(said))]
+            # A prompt that was refused is no turn, nor is one without an answer: templates want turns to alternate.
+            if is_whole or any(said):
+                self._turns[name] = [*turns, ChatMessage(role="assistant", content="".join(said))]
+
+    def _tell_of_shortening(self) -> None:
+        if not self._was_shortened:
+            self._was_shortened = True
+            self._note(
+                f"The conversation and an answer of {self._reserved:,} tokens are longer than the base reads "
+                f"({self._longest:,} tokens): the oldest turns are left out from now on."
+            )
 
     def _fitting(self, shown: list[int]) -> list[int]:
         if len(shown) >= self._longest:
@@ -213,7 +238,8 @@ def answer(job: StageContext, args: AnswerArgs) -> Answers:
             temperature=args.temperature,
             seed=args.seed,
             is_plain=True if args.plain else None,
-        )
+        ),
+        note=job.log,
     )
     job.log(session.path)
     made: list[CompletionSample] = []

@@ -6,16 +6,16 @@ Separate stages, so that another prompt repeats no training.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from stoker.authoring import BadInput, StageContext, stage
 from stoker.cookbooks.language.arguments import BaseDtype, BasePath, SampleArgs, SettledDtype, device_of
+from stoker.cookbooks.language.bases import TrainableBase, read_base
+from stoker.cookbooks.language.conversations import ConversationTemplate, UnwrittenError, end_tokens
 from stoker.cookbooks.language.kinds import Adapter, LanguageModel, Samples
 from stoker.cookbooks.language.reading import ChatMessage
 from stoker.cookbooks.language.schemas import CompletionSample, read_training
-from stoker.core.text import first_line
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +38,7 @@ def sample(job: StageContext, adapter: Adapter, args: SampleArgs) -> Samples:
     base = Path(args.base)
     slots, path = open_slots(base, [read_adapter(adapter.path)], args, device=_device(job))
     job.log(path)
-    return _sampled(job, base, adapter.path, args, slot_logits(slots, 0), slots.base.shape.positions)
+    return _sampled(job, read_base(base), adapter.path, args, slot_logits(slots, 0))
 
 
 @stage("language/sample_model", version=1, uses=_USES, deterministic=False)
@@ -46,7 +46,6 @@ def sample_model(job: StageContext, model: LanguageModel, args: SampleArgs) -> S
     """Complete prompts with a whole model."""
     import torch
 
-    from stoker.cookbooks.language.bases import read_base
     from stoker.cookbooks.language.compute.decoding import CachedLogits, ModuleCache
     from stoker.cookbooks.language.compute.transformers_base import load_transformers
 
@@ -59,7 +58,7 @@ def sample_model(job: StageContext, model: LanguageModel, args: SampleArgs) -> S
         return made[:, -1].float().cpu()
 
     continued = CachedLogits(logits, ModuleCache())
-    return _sampled(job, model.path, model.path, args, continued, read_base(model.path).positions)
+    return _sampled(job, read_base(model.path), model.path, args, continued)
 
 
 def _device(job: StageContext) -> str:
@@ -70,18 +69,15 @@ def _device(job: StageContext) -> str:
 
 
 def _sampled(
-    job: StageContext, base: Path, trained: Path, args: SampleArgs, logits: Callable[[Tensor], Tensor], longest: int
+    job: StageContext, base: TrainableBase, trained: Path, args: SampleArgs, logits: Callable[[Tensor], Tensor]
 ) -> Samples:
     from stoker.cookbooks.language.tokens import open_tokenizer
 
-    sampler = Sampler(
-        logits,
-        open_tokenizer(base),
-        longest=longest,
-        tokens=args.tokens,
-        temperature=args.temperature,
-        seed=args.seed,
-    )
+    tokenizer = open_tokenizer(base.folder)
+    ends = end_tokens(base.folder, tokenizer, base.vocabulary)
+    if ends.note:
+        job.log(ends.note)
+    sampler = Sampler(logits, tokenizer, args, ends=ends.tokens, longest=base.positions)
     chats = is_chat(read_training(trained)["data"])
     made = [sampler.complete(prompt, is_chat=chats, check=job.check) for prompt in args.prompts]
     for one in made:
@@ -144,6 +140,17 @@ def slot_logits(slots: Slots, slot: int) -> Callable[[Tensor], Tensor]:
 # Completions of prompts, token by token: the likeliest one, or one drawn with a seed.
 
 
+class DrawSettings(Protocol):
+    """How tokens are drawn."""
+
+    @property
+    def tokens(self) -> int: ...
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def seed(self) -> int: ...
+
+
 class Sampler:
     """Completes prompts. The same seed gives the same completions, whatever else is completed.
 
@@ -154,66 +161,69 @@ class Sampler:
         self,
         logits: Callable[[Tensor], Tensor],
         tokenizer: Any,
+        drawing: DrawSettings,
         *,
+        ends: frozenset[int],
         longest: int,
-        tokens: int,
-        temperature: float,
-        seed: int,
     ) -> None:
         self._logits = logits
         self._tokenizer = tokenizer
+        self._template = ConversationTemplate(tokenizer)
+        self._ends = ends
         self._longest = longest
-        self._tokens = tokens
-        self._temperature = temperature
-        self._seed = seed
+        self._tokens = drawing.tokens
+        self._temperature = drawing.temperature
+        self._seed = drawing.seed
 
     def complete(self, prompt: str, *, is_chat: bool, check: Callable[[], None] = lambda: None) -> CompletionSample:
         """Complete one prompt; as the first turn of a conversation if the model was trained on conversations."""
-        turns = (ChatMessage(role="user", content=prompt),)
-        shown = self.chat_tokens(turns) if is_chat else self.prompt_tokens(prompt)
-        return CompletionSample(prompt=prompt, completion=self._text(list(self._drawn(shown, check))))
+        shown = self.chat_tokens((ChatMessage(role="user", content=prompt),)) if is_chat else self.prompt_tokens(prompt)
+        end = self._end_text(is_chat=is_chat)
+        text = self._text(list(self._drawn(shown, end, check)))
+        return CompletionSample(prompt=prompt, completion=text.partition(end)[0] if end else text)
 
-    def pieces(self, shown: Sequence[int]) -> Iterator[str]:
-        """Return the text that follows tokens, piece by piece; a character that is not whole yet waits."""
+    def pieces(self, shown: Sequence[int], *, is_chat: bool) -> Iterator[str]:
+        """Return the text that follows tokens, piece by piece; what is not whole yet waits: a character, or an end."""
+        end = self._end_text(is_chat=is_chat)
         made: list[int] = []
-        written = ""
-        for token in self._drawn(shown, lambda: None):
+        written = 0
+        for token in self._drawn(shown, end, lambda: None):
             made.append(token)
             text = self._text(made)
             if not text.endswith(_UNFINISHED):
-                yield text[len(written) :]
-                written = text
-        if len(rest := self._text(made)) > len(written):
-            yield rest[len(written) :]
+                ready = _before(text, end)
+                yield text[written:ready]
+                written = max(written, ready)
+        text = self._text(made)
+        rest = text.partition(end)[0] if end else text
+        if len(rest) > written:
+            yield rest[written:]
 
     def prompt_tokens(self, prompt: str) -> list[int]:
         """Return the tokens of a text that is to be continued."""
-        shown: list[int] = self._tokenizer(prompt, add_special_tokens=True)["input_ids"]
-        # Some tokenizers append an end token, after which nothing would follow.
-        while shown and shown[-1] in self._ends:
-            shown.pop()
-        return shown
+        return self._tokens_of(prompt, adds_specials=True)
 
     def chat_tokens(self, turns: Sequence[ChatMessage]) -> list[int]:
         """Return the tokens of a conversation that is to be answered. Raises `BadInput` if the template fails."""
-        from stoker.cookbooks.language.tokens import CHATML
-
-        own = self._tokenizer.chat_template
         try:
-            text = self._tokenizer.apply_chat_template(
-                [{"role": one.role, "content": one.content} for one in turns],
-                tokenize=False,
-                add_generation_prompt=True,
-                chat_template=None if own else CHATML,
-            )
-        except Exception as error:  # a template is a program, and raises what it likes
-            message = f"the chat template of the base failed: {first_line(error)}"
+            text = self._template.render(turns, opens=True)
+        except UnwrittenError as error:
+            message = f"the chat template of the base failed: {error}"
             raise BadInput(message, hint="complete prompts without it") from error
-        shown: list[int] = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return self._tokens_of(text, adds_specials=self._template.adds_specials)
+
+    def _tokens_of(self, text: str, *, adds_specials: bool) -> list[int]:
+        shown: list[int] = self._tokenizer(text, add_special_tokens=adds_specials)["input_ids"]
+        # Some tokenizers append an end token, after which nothing would follow.
+        while adds_specials and shown and shown[-1] == self._tokenizer.eos_token_id:
+            shown.pop()
         return shown
 
-    def _drawn(self, shown: Sequence[int], check: Callable[[], None]) -> Iterator[int]:
-        """Return the tokens that follow, up to the end token."""
+    def _end_text(self, *, is_chat: bool) -> str:
+        return self._template.end_text if is_chat else ""
+
+    def _drawn(self, shown: Sequence[int], end: str, check: Callable[[], None]) -> Iterator[int]:
+        """Return the tokens that follow, up to an end token, or those that complete the text of an end."""
         import torch
 
         draws = torch.Generator().manual_seed(self._seed)
@@ -225,6 +235,9 @@ class Sampler:
                 return
             made.append(token)
             yield token
+            # Each token has at least one of its letters.
+            if end and end in self._text(made[-len(end) :]):
+                return
 
     def _text(self, made: list[int]) -> str:
         return str(self._tokenizer.decode(made, skip_special_tokens=True))
@@ -239,14 +252,12 @@ class Sampler:
         chances = torch.softmax(below / self._temperature, dim=-1)
         return int(torch.multinomial(chances, 1, generator=draws))
 
-    @cached_property
-    def _ends(self) -> frozenset[int]:
-        named = [self._tokenizer.eos_token_id]
-        for text in ("<|im_end|>", "<|eot_id|>"):
-            number = self._tokenizer.convert_tokens_to_ids(text)
-            if number is not None and number != self._tokenizer.unk_token_id:
-                named.append(number)
-        return frozenset(one for one in named if one is not None)
+
+def _before(text: str, end: str) -> int:
+    """Return how much of a text can't be the text of an end, nor its beginning."""
+    if end and end in text:
+        return text.index(end)
+    return len(text) - next((size for size in range(len(end), 0, -1) if text.endswith(end[:size])), 0)
 
 
 def is_chat(data: Any) -> bool:

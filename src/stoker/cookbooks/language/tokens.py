@@ -6,8 +6,7 @@ import json
 import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal, Self
@@ -15,6 +14,7 @@ from typing import Any, Final, Literal, Self
 import numpy as np
 
 from stoker.authoring import StageInputError, TemplateFailed
+from stoker.cookbooks.language.conversations import ConversationTemplate, UnwrittenError
 from stoker.cookbooks.language.examples import (
     ArrayFile,
     ExampleFacts,
@@ -364,16 +364,8 @@ def _many(count: int, word: str) -> str:
 
 # Lines as text for a model, and which of its characters are learned.
 #
-# A conversation is rendered by the tokenizer's own chat template, or as ChatML if it has none. A template may mark the
-# answers itself (`{% generation %}`). Otherwise an answer is the difference between the conversation rendered up to it
-# and the end of its turn.
-
-
-CHATML: Final = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-"""The template for tokenizers without one."""
+# A template may mark the answers of a conversation itself (`{% generation %}`). Otherwise an answer is the difference
+# between the conversation rendered up to it and the end of its turn.
 
 _TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
@@ -396,35 +388,21 @@ class RenderedExample:
     """True if the end token follows, and is learned."""
 
 
-class UnwrittenError(ValueError):
-    """The error of a chat template for a conversation."""
-
-    def __init__(self, reason: str, *, is_refusal: bool) -> None:
-        super().__init__(reason)
-        self.is_refusal = is_refusal
-        """True if the template raised it on purpose; otherwise the template has an error."""
-
-
 class Chat:
     """Renders lines for one tokenizer."""
 
     def __init__(self, tokenizer: Any, train_on: TrainOn) -> None:
-        self._tokenizer = tokenizer
+        self._conversations = ConversationTemplate(tokenizer)
         self._train_on = train_on
         self.was_used = False
         """True if there was a conversation among the lines."""
         self.lost_turns = 0
         """Number of answers that the template changes when others follow; they are not learned."""
 
-    @cached_property
-    def _own(self) -> str:
-        """The tokenizer's own template, looked up only if there is a conversation."""
-        return _template_of(self._tokenizer)
-
     @property
     def template(self) -> str:
         """The template of conversations: `tokenizer` or `chatml`."""
-        return "tokenizer" if self._own else "chatml"
+        return "tokenizer" if self._conversations.is_own else "chatml"
 
     def render(self, line: RawExample) -> RenderedExample:
         """Render a line. Raises `UnwrittenError` if the template fails."""
@@ -436,16 +414,16 @@ class Chat:
 
     def _conversation(self, line: RawExample) -> RenderedExample:
         self.was_used = True
-        text = self._written(line.messages, opens=False)
+        text = self._conversations.render(line.messages, opens=False)
         if self._train_on == "all":
             spans = [(0, len(text))]
         else:
             # A template marks the answers of a prompt, too.
-            is_tagged = not line.context and _TAG.search(self._own) is not None
+            is_tagged = not line.context and _TAG.search(self._conversations.text) is not None
             spans = self._tagged(line.messages) if is_tagged else self._answers(text, line)
-        is_own = bool(self._own)
+        is_chatml = self._conversations.adds_specials
         return RenderedExample(
-            number=line.number, text=text, spans=tuple(spans), adds_specials=not is_own, is_closed=not is_own
+            number=line.number, text=text, spans=tuple(spans), adds_specials=is_chatml, is_closed=is_chatml
         )
 
     def _answers(self, text: str, line: RawExample) -> list[Span]:
@@ -477,14 +455,14 @@ class Chat:
 
     def _try(self, messages: Sequence[ChatMessage], *, opens: bool) -> str | None:
         try:
-            return self._written(messages, opens=opens)
+            return self._conversations.render(messages, opens=opens)
         except UnwrittenError:
             return None
 
     def _tagged(self, messages: Sequence[ChatMessage]) -> list[Span]:
         """Return the answers that the template itself marks."""
         spans: list[Span] = []
-        given = self._applied(
+        given = self._conversations.apply(
             messages,
             tokenize=True,
             return_dict=True,
@@ -499,35 +477,3 @@ class Chat:
                 spans.append((begin, end))
             was_marked = bool(is_marked)
         return spans
-
-    def _written(self, messages: Sequence[ChatMessage], *, opens: bool) -> str:
-        return str(self._applied(messages, tokenize=False, add_generation_prompt=opens))
-
-    def _applied(self, messages: Sequence[ChatMessage], **how: Any) -> Any:
-        plain = [{"role": one.role, "content": one.content} for one in messages]
-        apply: Callable[..., Any] = self._tokenizer.apply_chat_template
-        try:
-            return apply(plain, chat_template=self._own or CHATML, **how)
-        except Exception as error:  # noqa: BLE001 - a template is a program, and raises what it likes
-            raise _unwritten(error) from None
-
-
-def _unwritten(error: Exception) -> UnwrittenError:
-    from jinja2 import TemplateError
-
-    at = getattr(error, "lineno", None)
-    # An error that a template raises on purpose has the base class.
-    is_refusal = type(error) is TemplateError
-    kind = "" if is_refusal else f"{type(error).__name__}: "
-    return UnwrittenError(f"{kind}{first_line(error)}{f' (its line {at})' if at else ''}", is_refusal=is_refusal)
-
-
-def _template_of(tokenizer: Any) -> str:
-    """Return the tokenizer's own template; empty if it has none."""
-    if not tokenizer.chat_template:
-        return ""
-    try:
-        return str(tokenizer.get_chat_template())
-    except ValueError:
-        # Several, and none is named `default`.
-        return ""

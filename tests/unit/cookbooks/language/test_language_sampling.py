@@ -1,13 +1,11 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from stoker.cookbooks.language.chat import ChatModel, ChatSession, ChatSetup
-from stoker.cookbooks.language.checks import find_base
 from stoker.cookbooks.language.sample import Sampler, is_chat
-from stoker.core.errors import BadInput
 from tests.later import imported_later
 
 with imported_later("torch"):
@@ -46,9 +44,9 @@ def counting(tokens: Any) -> Any:
     return made
 
 
-def sampler(logits: Any = counting, **said: Any) -> Sampler:
-    given: dict[str, Any] = {"longest": 100, "tokens": 10, "temperature": 0.0, "seed": 0, **said}
-    return Sampler(logits, Bytes(), **given)
+def sampler(logits: Any = counting, *, longest: int = 100, **said: Any) -> Sampler:
+    drawing = SimpleNamespace(**{"tokens": 10, "temperature": 0.0, "seed": 0, **said})
+    return Sampler(logits, Bytes(), drawing, ends=frozenset({END}), longest=longest)
 
 
 def test_the_likeliest_tokens_are_taken_until_the_end():
@@ -109,32 +107,3 @@ def test_stopping_is_heard_between_tokens():
 )
 def test_most_of_the_data_say_whether_it_is_conversations(forms, answer):
     assert is_chat({"forms": forms}) is answer
-
-
-def test_a_prompt_that_was_interrupted_or_refused_before_its_answer_is_no_turn(monkeypatch: pytest.MonkeyPatch) -> None:
-    setup = ChatSetup(
-        base=find_base("tiny"),
-        models=(ChatModel(name="base", adapter=None),),
-        on_gpu=False,
-        dtype="float32",
-        base_dtype="auto",
-        path="auto",
-        tokens=4,
-        temperature=0.0,
-        seed=0,
-        is_plain=False,
-    )
-    session = ChatSession(setup)
-    first = "".join(session.answer("base", "2+3="))
-    session.reset()
-
-    def interrupted(*_: object) -> list[int]:
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Sampler, "chat_tokens", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            list(session.answer("base", "hello"))
-    with pytest.raises(BadInput, match="the base reads"):
-        list(session.answer("base", "x" * 5_000))
-    assert "".join(session.answer("base", "2+3=")) == first
