@@ -307,7 +307,11 @@ class Chaos(Site):
         self.until(self._is_swept, "the sweeper waits", 180)
         self.until(lambda: all(one.is_over for one in self.allocations()), "workers stay", 120)
         self.until(lambda: self.cluster.run("squeue", "-h", check=False).strip() == "", "Slurm has jobs", 120)
-        self.until(lambda: not list(self.shared.rglob("*")), "files are left in the shared folder", 120)
+        self.until(
+            lambda: not any(folders or files for _, folders, files in os.walk(self.shared)),
+            "files are left in the shared folder",
+            120,
+        )
         self.until(lambda: not self.rows("invites") and not self.ask(lambda client: client.machines()), "rows stay", 60)
         left = [words for _, words in self.processes() if "--ticket" in words or "train.py" in words]
         assert left == []

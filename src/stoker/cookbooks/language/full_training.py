@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from stoker.cookbooks.language.full_module import TrainedModule, TrainingRanks
+from stoker.cookbooks.language.shared.device_memory import undisturbed
 from stoker.cookbooks.language.shared.outputs import folders_due, keep, recall
 from stoker.cookbooks.language.shared.pass_schedule import is_checkpoint_due, is_report_due, progress_text
 from stoker.cookbooks.language.shared.tenant import AdapterMember, is_evaluation_due, judge, should_stop
 from stoker.core.clock import Clock
-from stoker.core.errors import StageDiverged
+from stoker.core.errors import Cancelled, StageDiverged
 
 Weights = dict[str, Tensor]
 WriteFolder = Callable[[str, Weights], None]
@@ -44,51 +45,70 @@ class FullTraining:
         self._ranks = ranks
         self._clock = clock
         self._best: Weights | None = None
+        self._reported_s = self._kept_s = clock.monotonic_s()
+        self._keeping_s = 0.0
+        """Duration of the last checkpoint."""
+        self._kept_update = self._whole_update = 0
+        """The update of the last checkpoint, and the last one after which nothing was left to do."""
+        self._tokens = 0
+        """Number of tokens since the last report."""
 
     def run(self, write_folder: WriteFolder) -> FullTrainingResult:
         """Train to the end, from the checkpoint of an earlier attempt if there is one."""
-        member, job = self._member, self._member.attempt.job
-        self._go_on()
-        kept_s = reported_s = self._clock.monotonic_s()
-        kept_update, keeping_s, tokens = member.update, 0.0, 0
-        while member.update < member.updates:
-            job.check()
-            if member.update == 0 and member.held_out:
-                member.before = self._module.judge(member.held_out)
-            tokens += self._learn()
-            is_judged = bool(member.held_out) and is_evaluation_due(
-                member.update, updates=member.updates, per_epoch=member.per_epoch, every=member.args.eval_every
-            )
-            is_better = is_judged and self._take_in(self._module.judge(member.held_out))
-            stops = is_judged and should_stop(member.judged, member.args.patience)
-            ends = stops or member.update >= member.updates
-            now_s = self._clock.monotonic_s()
-            if is_report_due(now_s - reported_s, is_special=is_judged or ends or member.update == 1):
-                self._report(tokens / max(1e-9, now_s - reported_s), is_judged=is_judged, ends=ends)
-                reported_s, tokens = now_s, 0
-            for name in folders_due(member, is_improved=is_better):
-                weights = self._module.weights()
-                if self._ranks.is_first:
-                    write_folder(name, weights)
-            if stops and member.update < member.updates:
-                self._note(
-                    f"Stopped after update {member.update} of {member.updates}: "
-                    f"{member.judged.worse_in_a_row} evaluations in a row without improvement."
-                )
-            if ends:
-                break
-            since_s = self._clock.monotonic_s() - kept_s
-            every = member.args.checkpoint_every
-            is_due = is_checkpoint_due(member.update - kept_update, every=every, since_s=since_s, cost_s=keeping_s)
-            # Clocks differ, and every rank has to hand in its part.
-            if self._ranks.decide(is_due):
-                begun_s = self._clock.monotonic_s()
-                self._keep()
-                kept_s, kept_update = self._clock.monotonic_s(), member.update
-                keeping_s = kept_s - begun_s
+        member = self._member
+        self._resume()
+        self._reported_s = self._kept_s = self._clock.monotonic_s()
+        self._kept_update = member.update
+        ends = member.update >= member.updates
+        try:
+            while not ends:
+                member.attempt.job.check()
+                with undisturbed():
+                    ends = self._one_update(write_folder)
+        except Cancelled:
+            # Several ranks do not hear of it after the same update, and each has to hand in its part.
+            if self._ranks.count == 1 and self._kept_update < member.update == self._whole_update:
+                self._write_checkpoint()
+            raise
         if member.args.keep == "best" and self._best is not None:
             return FullTrainingResult(weights=self._best, kept=member.judged.best_update)
         return FullTrainingResult(weights=self._module.weights(), kept=member.update)
+
+    def _one_update(self, write_folder: WriteFolder) -> bool:
+        """Make one update, with the evaluation, report, folders and checkpoint after it; return True after the last."""
+        member = self._member
+        if member.update == 0 and member.held_out:
+            member.before = self._module.judge(member.held_out)
+        self._tokens += self._learn()
+        is_judged = bool(member.held_out) and is_evaluation_due(
+            member.update, updates=member.updates, per_epoch=member.per_epoch, every=member.args.eval_every
+        )
+        is_better = is_judged and self._take_in(self._module.judge(member.held_out))
+        stops = is_judged and should_stop(member.judged, member.args.patience)
+        ends = stops or member.update >= member.updates
+        now_s = self._clock.monotonic_s()
+        if is_report_due(now_s - self._reported_s, is_special=is_judged or ends or member.update == 1):
+            self._report(self._tokens / max(1e-9, now_s - self._reported_s), is_judged=is_judged, ends=ends)
+            self._reported_s, self._tokens = now_s, 0
+        for name in folders_due(member, is_improved=is_better):
+            weights = self._module.weights()
+            if self._ranks.is_first:
+                write_folder(name, weights)
+        if stops and member.update < member.updates:
+            self._note(
+                f"Stopped after update {member.update} of {member.updates}: "
+                f"{member.judged.worse_in_a_row} evaluations in a row without improvement."
+            )
+        if not ends:
+            every, since_s = member.args.checkpoint_every, self._clock.monotonic_s() - self._kept_s
+            is_due = is_checkpoint_due(
+                member.update - self._kept_update, every=every, since_s=since_s, cost_s=self._keeping_s
+            )
+            # Clocks differ, and every rank has to hand in its part.
+            if self._ranks.decide(is_due):
+                self._write_checkpoint()
+        self._whole_update = member.update
+        return ends
 
     def _learn(self) -> int:
         """Make one update; return the number of tokens."""
@@ -142,18 +162,19 @@ class FullTraining:
         if self._ranks.is_first:
             self._member.attempt.job.log(text)
 
-    def _keep(self) -> None:
-        member = self._member
+    def _write_checkpoint(self) -> None:
+        member, begun_s = self._member, self._clock.monotonic_s()
         weights, optimiser_state = self._module.weights(), self._module.optimiser_state()
-        if not self._ranks.is_first:
-            return
-        state: dict[str, Any] = {**member.state(), "model": weights, "opt": optimiser_state, "best": self._best}
-        try:
-            keep(member.attempt.job.scratch, state)
-        except (OSError, RuntimeError) as error:
-            member.attempt.job.log(f"checkpoint not written: {error}")
+        if self._ranks.is_first:
+            state: dict[str, Any] = {**member.state(), "model": weights, "opt": optimiser_state, "best": self._best}
+            try:
+                keep(member.attempt.job.scratch, state)
+            except (OSError, RuntimeError) as error:
+                member.attempt.job.log(f"checkpoint not written: {error}")
+        self._kept_s, self._kept_update = self._clock.monotonic_s(), member.update
+        self._keeping_s = self._kept_s - begun_s
 
-    def _go_on(self) -> None:
+    def _resume(self) -> None:
         member, job, is_first = self._member, self._member.attempt.job, self._ranks.is_first
         for turn in self._ranks.turns():
             if not turn:
@@ -164,7 +185,9 @@ class FullTraining:
             if kept.state is None:
                 continue
             member.go_on(kept.state)
-            self._best, member.best = kept.state["best"] if is_first else None, None
+            best = kept.state["best"]
+            # Of several ranks only the first has weights, but all must know whether there are any.
+            self._best, member.best = best if is_first or best is None else {}, None
             self._module.resume(kept.state["model"], kept.state["opt"])
             if is_first:
-                job.tell(f"resumes after update {member.update} of {member.updates}", at_once=True)
+                job.tell(f"resumed after update {member.update} of {member.updates}", at_once=True)

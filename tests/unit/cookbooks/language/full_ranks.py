@@ -42,5 +42,5 @@ def train_in(folder: Path, name: str, given: dict[str, Any], stops_at: int | Non
 
 
 def train_all(folder: Path, trainings: dict[str, tuple[dict[str, Any], int | None]]) -> dict[str, dict[str, Any]]:
-    """Train several times, one after the other."""
-    return {name: train_in(folder / name, "out", *one) for name, one in trainings.items()}
+    """Train several times, one after the other; `NAME again` resumes what NAME began."""
+    return {name: train_in(folder / name.removesuffix(" again"), "out", *one) for name, one in trainings.items()}

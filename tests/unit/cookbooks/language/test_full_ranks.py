@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from stoker.cookbooks.language.bundled import bundled_base
+from stoker.cookbooks.language.schemas import read_training
 from stoker.gang import Gang, RankConfig
 from stoker.gang.starters import RankZygote
 from tests.later import imported_later
@@ -22,12 +23,16 @@ LAST = 8
 """Updates of such a training."""
 STOPS = 6
 """An update after which both ranks report: it is evaluated."""
+WORSE: dict[str, Any] = {"checkpoint_every": 1, "eval_every": 1, "lr": 0.3}
+"""One of its first evaluations stays the best one."""
 TRAININGS: dict[str, tuple[dict[str, Any], int | None]] = {
     "plain": ({}, None),
     # The last batch of an epoch has fewer rows than there are ranks.
     "recomputed": ({"batch": 19, "gradient_checkpointing": "true", "checkpoints": "kept"}, None),
     "narrow": ({"dtype": "bfloat16"}, None),
     "stopped": ({"checkpoint_every": 1}, STOPS),
+    "worse": (WORSE, STOPS),
+    "worse again": (WORSE, None),
 }
 
 
@@ -78,9 +83,18 @@ def test_the_first_rank_writes_whole_weights(ranks: list[Any], folder: Path) -> 
     assert all(bool((best[name] == result[name]).all()) for name in best)
 
 
+def test_two_ranks_resume_and_return_the_weights_of_an_evaluation_before(ranks: list[Any], folder: Path) -> None:
+    assert {"log": f"resumed after update {STOPS - 1} of {LAST}"} in ranks[0]["worse again"]["said"]
+    train_in(folder / "alone worse", "out", WORSE)
+    curve = read_training(folder / "worse" / "out")["curve"]
+    assert curve["kept"] == min(curve["points"], key=lambda point: point["eval_loss"])["step"] < STOPS - 1
+    kept, alone = (read_weights(read_base(folder / name / "out")) for name in ("worse", "alone worse"))
+    assert all(kept[name].numpy() == pytest.approx(one.numpy(), abs=1e-3) for name, one in alone.items())
+
+
 def test_what_two_ranks_began_one_goes_on_with(ranks: list[Any], folder: Path) -> None:
     assert ranks[0]["stopped"]["points"] == []
     rest = train_in(folder / "stopped", "out", {})
-    assert {"log": f"resumes after update {STOPS - 1} of {LAST}"} in rest["said"]
+    assert {"log": f"resumed after update {STOPS - 1} of {LAST}"} in rest["said"]
     whole = ranks[0]["plain"]["points"]
     assert losses_of(rest["points"], "loss") == pytest.approx(losses_of(whole, "loss"), rel=1e-5)

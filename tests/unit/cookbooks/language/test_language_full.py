@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from typing import Any
 
@@ -35,6 +37,19 @@ class CutAtFive(list[dict[str, Any]]):
     def append(self, event: dict[str, Any]) -> None:
         if event.get("step") == 5:
             raise Cancelled("enough")
+
+
+class TermAtFive(list[dict[str, Any]]):
+    """Events of a stage that gets a SIGTERM in the middle of its fifth update."""
+
+    def append(self, event: dict[str, Any]) -> None:
+        if event.get("step") == 5:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def stop_at_once(*_: object) -> None:
+    """Do what a stage's own handler of SIGTERM does."""
+    raise Cancelled("enough")
 
 
 def test_every_weight_learns_and_the_best_is_a_model_of_the_hubs_layout(tmp_path):
@@ -74,9 +89,25 @@ def test_a_training_that_was_interrupted_ends_with_the_same_bytes(tmp_path):
     with pytest.raises(Cancelled):
         run_node(plan, "train_full", tmp_path / "cut", examples=given, said=CutAtFive(), scratch=scratch)
     again = run_node(plan, "train_full", tmp_path / "again", examples=given, said=said, scratch=scratch)
-    assert {"log": "resumes after update 4 of 8"} in said
+    assert {"log": "resumed after update 4 of 8"} in said
     for name in ("model.safetensors", "training.json"):
         assert (again.path / name).read_bytes() == (whole.path / name).read_bytes()
+
+
+def test_a_training_that_is_asked_to_stop_leaves_a_checkpoint_of_its_last_update(tmp_path):
+    given = examples(tmp_path / "examples")
+    plan = compiled("full", checkpoint_every=100, eval_every=5, **SMALL)
+    whole = run_node(plan, "train_full", tmp_path / "whole", examples=given)
+    said: list[dict[str, Any]] = []
+    before = signal.signal(signal.SIGTERM, stop_at_once)
+    try:
+        with pytest.raises(Cancelled):
+            run_node(plan, "train_full", tmp_path / "cut", examples=given, said=TermAtFive(), scratch=tmp_path / "kept")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    again = run_node(plan, "train_full", tmp_path / "again", examples=given, said=said, scratch=tmp_path / "kept")
+    assert {"log": "resumed after update 5 of 8"} in said
+    assert (again.path / "model.safetensors").read_bytes() == (whole.path / "model.safetensors").read_bytes()
 
 
 def test_gradients_that_are_gathered_over_passes_are_those_of_one_pass(tmp_path):
