@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stoker.cookbooks.language.arguments import FullArgs
 from stoker.cookbooks.language.full_module import TrainedModule, TrainingRanks
+from stoker.cookbooks.language.shared.curves import is_evaluation_due, judge, should_stop
 from stoker.cookbooks.language.shared.device_memory import undisturbed
+from stoker.cookbooks.language.shared.members import TrainedMember
 from stoker.cookbooks.language.shared.outputs import folders_due, keep, recall
 from stoker.cookbooks.language.shared.pass_schedule import is_checkpoint_due, is_report_due, progress_text
-from stoker.cookbooks.language.shared.tenant import AdapterMember, is_evaluation_due, judge, should_stop
 from stoker.core.clock import Clock
 from stoker.core.errors import Cancelled, StageDiverged
 
@@ -39,7 +41,9 @@ class FullTrainingResult:
 class FullTraining:
     """One training of one model."""
 
-    def __init__(self, member: AdapterMember, module: TrainedModule, ranks: TrainingRanks, *, clock: Clock) -> None:
+    def __init__(
+        self, member: TrainedMember[FullArgs], module: TrainedModule, ranks: TrainingRanks, *, clock: Clock
+    ) -> None:
         self._member = member
         self._module = module
         self._ranks = ranks
@@ -138,7 +142,7 @@ class FullTraining:
                 step=member.update,
             )
         member.curve.note_evaluation(member.update, loss=loss, lr=member.last_rate)
-        member.judged = judge(member.judged, loss, update=member.update, epoch=member.epoch)
+        member.judged = judge(member.judged, loss, update=member.update)
         if member.judged.best_update != member.update:
             return False
         if member.args.keep == "best":
@@ -184,10 +188,10 @@ class FullTraining:
                 job.log(f"checkpoint: {why}")
             if kept.state is None:
                 continue
-            member.go_on(kept.state)
+            member.resume(kept.state)
             best = kept.state["best"]
             # Of several ranks only the first has weights, but all must know whether there are any.
-            self._best, member.best = best if is_first or best is None else {}, None
+            self._best = best if is_first or best is None else {}
             self._module.resume(kept.state["model"], kept.state["opt"])
             if is_first:
                 job.tell(f"resumed after update {member.update} of {member.updates}", at_once=True)

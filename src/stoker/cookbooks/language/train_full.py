@@ -63,8 +63,8 @@ def _train(job: StageContext, examples: Examples, args: FullArgs, ranks: Trainin
     from stoker.cookbooks.language.bases import read_base, save_transformers, stored_dtype
     from stoker.cookbooks.language.full_module import TrainedModule
     from stoker.cookbooks.language.full_training import FullTraining
+    from stoker.cookbooks.language.shared.members import TrainedMember
     from stoker.cookbooks.language.shared.outputs import metadata_of, training_record, write_checkpoint
-    from stoker.cookbooks.language.shared.tenant import AdapterMember
 
     base = read_base(Path(args.base), name=args.base_name)
     # The result has the precision of the base.
@@ -74,7 +74,7 @@ def _train(job: StageContext, examples: Examples, args: FullArgs, ranks: Trainin
     module = TrainedModule(Path(args.base), args, ranks)
     is_packed = args.packing and module.takes_packed_rows
     (attempt,) = SoloContext(job, {"examples": examples}, changed(args, packing=is_packed)).new_members(0.0)
-    member = AdapterMember(attempt, vocabulary=base.vocabulary)
+    member: TrainedMember[FullArgs] = TrainedMember(attempt, vocabulary=base.vocabulary)
     if is_packed is not args.packing:
         member.notes.append(f"{base.family} does not keep texts of one row apart: one text per row, packing=false.")
         job.log(member.notes[-1])
@@ -83,7 +83,7 @@ def _train(job: StageContext, examples: Examples, args: FullArgs, ranks: Trainin
         write_checkpoint(
             Path(args.checkpoints or ""),
             name,
-            metadata_of(member, "full"),
+            metadata_of(member),
             lambda folder: save_transformers(module.model, now, width, base, folder),
         )
 

@@ -153,6 +153,6 @@ class ReferenceLogps:
         texts = torch.as_tensor(np.flatnonzero(self._is_known))
         return {"texts": texts, "logps": self._logps.cpu()[texts]}
 
-    def go_on(self, state: dict[str, Any]) -> None:
+    def resume(self, state: dict[str, Any]) -> None:
         """Add what `state` returned."""
         self.put(state["texts"].numpy(), state["logps"].to(self._logps.device))

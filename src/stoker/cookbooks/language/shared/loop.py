@@ -29,12 +29,22 @@ from stoker.cookbooks.language.compute.matrices import adaptable, settled_target
 from stoker.cookbooks.language.compute.module_copies import chosen_modules
 from stoker.cookbooks.language.compute.objectives import ReferenceLogps
 from stoker.cookbooks.language.compute.slots import Slots
+from stoker.cookbooks.language.shared.curves import (
+    AnswerRanking,
+    MemberDivergence,
+    after_evaluation,
+    after_update,
+    is_evaluation_due,
+    judge,
+    should_stop,
+)
 from stoker.cookbooks.language.shared.device_memory import (
     AllocatorLimit,
     CurrentDeviceAllocator,
     ResizableSlots,
     undisturbed,
 )
+from stoker.cookbooks.language.shared.members import AdapterMember
 from stoker.cookbooks.language.shared.outputs import (
     LOOK_S,
     OwnFolders,
@@ -52,16 +62,6 @@ from stoker.cookbooks.language.shared.pass_schedule import (
     whose_turn,
 )
 from stoker.cookbooks.language.shared.step import MultiAdapterStepper, Tally
-from stoker.cookbooks.language.shared.tenant import (
-    AdapterMember,
-    AnswerRanking,
-    MemberDivergence,
-    after_evaluation,
-    after_update,
-    is_evaluation_due,
-    judge,
-    should_stop,
-)
 from stoker.cookbooks.language.shared.time_shares import Activity, TimeShares, shares_text
 from stoker.core.clock import Clock, SystemClock
 from stoker.core.errors import BadInput, Cancelled, StageDiverged
@@ -384,7 +384,7 @@ class _Running:
             else:
                 ranking = evaluated.rankings.get(slot)
                 member.curve.note_evaluation(member.update, loss=loss, lr=member.last_rate, ranking=ranking)
-                member.judged = judge(member.judged, loss, update=member.update, epoch=member.epoch, ranking=ranking)
+                member.judged = judge(member.judged, loss, update=member.update, ranking=ranking)
                 if member.judged.best_update == member.update:
                     member.best = improved[slot] = places.weights(slot)
         return improved
@@ -549,7 +549,7 @@ def _resumed(member: AdapterMember, adapter: AdapterState) -> AdapterState:
     for why in kept.notes:
         job.log(f"checkpoint: {why}")
     if kept.state is not None:
-        member.go_on(kept.state)
+        member.resume(kept.state)
         adapter.weights = kept.state["model"]
         opt = kept.state["opt"]
         adapter.first, adapter.second, adapter.steps = opt["first"], opt["second"], opt["steps"]

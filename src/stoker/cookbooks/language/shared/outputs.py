@@ -34,7 +34,7 @@ from stoker.cookbooks.language.schemas import (
     write_metadata,
     write_training,
 )
-from stoker.cookbooks.language.shared.tenant import AdapterMember
+from stoker.cookbooks.language.shared.members import AdapterMember, TrainedMember
 from stoker.core.clock import Clock
 from stoker.core.digests import Digest, digest_value, is_digest
 from stoker.core.errors import BadInput, LocalFile, LockHeld, StokerError
@@ -150,13 +150,14 @@ def write_result(member: AdapterMember, weights: Pairs, base: FrozenBase) -> Ada
 
 
 def training_record(  # noqa: PLR0913 - what a record is made of
-    member: AdapterMember, *, method: Method, base: BaseFacts, weights: int, kept: int, device: str, dtype: str
+    member: TrainedMember[Any], *, method: Method, base: BaseFacts, weights: int, kept: int, device: str, dtype: str
 ) -> LanguageTrainingRecord:
     """Return the content of `training.json`; `weights` were trained, those of update `kept` are the result."""
     before = None if member.before is None else significant(member.before)
     curve = LanguageCurve(points=member.curve.points, kept=kept, before=before)
     # Under dpo the base does not rank: rewards are relative to it.
-    if member.before_ranking is not None and member.args.method != "dpo":
+    is_relative = isinstance(member, AdapterMember) and member.args.method == "dpo"
+    if member.before_ranking is not None and not is_relative:
         curve["before_accuracy"] = significant(member.before_ranking.accuracy)
         curve["before_margin"] = significant(member.before_ranking.margin)
     return LanguageTrainingRecord(
@@ -186,7 +187,7 @@ def write_folder(member: AdapterMember, name: str, weights: Pairs) -> None:
     )
 
 
-def folders_due(member: AdapterMember, *, is_improved: bool) -> tuple[str, ...]:
+def folders_due(member: TrainedMember[Any], *, is_improved: bool) -> tuple[str, ...]:
     """Return the folders to write after an update: for a finished epoch, and for a new best."""
     if member.args.checkpoints is None:
         return ()
@@ -196,14 +197,14 @@ def folders_due(member: AdapterMember, *, is_improved: bool) -> tuple[str, ...]:
     return (*epoch, BEST) if is_best else epoch
 
 
-def metadata_of(member: AdapterMember, method: Method = "lora") -> Metadata:
+def metadata_of(member: TrainedMember[Any]) -> Metadata:
     """Return the content of a checkpoint's `metadata.json`."""
     args, curve = member.args, member.curve
-    is_adapter = method == "lora"
+    is_adapter = isinstance(member, AdapterMember)
     losses = {"train_loss": curve.last_loss, "val_loss": member.judged.last, "avg_loss": curve.mean_loss}
     rounded = {name: None if loss is None else significant(loss) for name, loss in losses.items()}
     return Metadata(
-        mode=method,
+        mode="lora" if is_adapter else "full",
         adapter_index=args.adapter_index if is_adapter else 0,
         epoch=member.epoch,
         train_loss=rounded["train_loss"],

@@ -26,6 +26,8 @@ from stoker.cookbooks.language.compute.passes import (
 )
 from stoker.cookbooks.language.compute.slots import Slots
 from stoker.cookbooks.language.examples import IGNORED, Ints, MemberRows
+from stoker.cookbooks.language.shared.curves import AnswerRanking
+from stoker.cookbooks.language.shared.members import AdapterMember, AnswerTotals, Update
 from stoker.cookbooks.language.shared.pass_schedule import (
     Costs,
     MemberPassShape,
@@ -34,7 +36,6 @@ from stoker.cookbooks.language.shared.pass_schedule import (
     plan_passes,
     shrunk,
 )
-from stoker.cookbooks.language.shared.tenant import AdapterMember, AnswerRanking, AnswerTotals, Update
 from stoker.core.errors import OutOfMemory, ProcessLost, StokerError
 from stoker.core.frozen import changed
 

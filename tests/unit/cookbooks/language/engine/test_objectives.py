@@ -113,7 +113,7 @@ def test_what_is_known_of_the_base_survives_a_checkpoint() -> None:
     assert not table.has(texts)
     table.put(texts, torch.tensor([-3.0, -1.0, 9.0, 9.0]))
     again = ReferenceLogps(5, "cpu")
-    again.go_on(table.state())
+    again.resume(table.state())
     assert again.has(texts)
     assert not again.has(np.array([1, 2]))
     assert again.at(torch.as_tensor(texts))[:2].tolist() == [-3.0, -1.0]

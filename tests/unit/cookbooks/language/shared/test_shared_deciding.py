@@ -8,7 +8,7 @@ from stoker.cookbooks.language.shared.pass_schedule import AdapterProgress, is_c
 from tests.later import imported_later
 
 with imported_later():
-    from stoker.cookbooks.language.shared.tenant import (
+    from stoker.cookbooks.language.shared.curves import (
         MOST_POINTS,
         PATIENCE,
         CurveRecorder,
@@ -103,7 +103,7 @@ def test_an_evaluation_is_due_every_so_many_updates_or_every_epoch_and_at_the_en
 def test_the_best_evaluation_is_the_earliest_of_the_lowest() -> None:
     judged = MemberEvaluations()
     for update, loss in enumerate([3.0, 2.0, 2.0, 2.5], start=1):
-        judged = judge(judged, loss, update=update, epoch=1)
+        judged = judge(judged, loss, update=update)
     assert (judged.best, judged.best_update, judged.last, judged.worse_in_a_row) == (2.0, 2, 2.5, 2)
     assert should_stop(judged, 2)
     assert not should_stop(judged, 3)
@@ -112,7 +112,7 @@ def test_the_best_evaluation_is_the_earliest_of_the_lowest() -> None:
 
 def test_a_better_evaluation_begins_the_count_anew() -> None:
     judged = MemberEvaluations(last=2.0, best=1.0, best_update=1, worse_in_a_row=4)
-    assert judge(judged, 0.5, update=9, epoch=3).worse_in_a_row == 0
+    assert judge(judged, 0.5, update=9).worse_in_a_row == 0
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
@@ -192,6 +192,6 @@ def test_a_curve_goes_on_from_its_state() -> None:
 
     whole = noted(CurveRecorder(updates=2500, per_epoch=9), range(1, 12))
     resumed = CurveRecorder(updates=2500, per_epoch=9)
-    resumed.go_on(noted(CurveRecorder(updates=2500, per_epoch=9), range(1, 6)).state())
+    resumed.resume(noted(CurveRecorder(updates=2500, per_epoch=9), range(1, 6)).state())
     noted(resumed, range(6, 12))
     assert resumed.state() == whole.state()

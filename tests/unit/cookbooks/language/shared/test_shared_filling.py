@@ -12,8 +12,8 @@ from stoker.core.frozen import changed
 from tests.later import imported_later
 
 with imported_later():
+    from stoker.cookbooks.language.shared.members import closed_up, is_worth_closing_up
     from stoker.cookbooks.language.shared.step import lay_rows
-    from stoker.cookbooks.language.shared.tenant import closed_up, is_worth_closing_up
 
 
 def batch(lengths: list[int], *, first: int = 1, segments: Any = None) -> MemberRows:

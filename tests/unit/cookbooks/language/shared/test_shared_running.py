@@ -23,9 +23,9 @@ with imported_later():
     from stoker.cookbooks.language.compute.slots import Slots
     from stoker.cookbooks.language.shared.device_memory import undisturbed
     from stoker.cookbooks.language.shared.loop import train_members
+    from stoker.cookbooks.language.shared.members import AdapterMember, Update
     from stoker.cookbooks.language.shared.outputs import OwnFolders
     from stoker.cookbooks.language.shared.step import MultiAdapterStepper
-    from stoker.cookbooks.language.shared.tenant import AdapterMember, Update
 
 
 People = Callable[..., Person]
