@@ -141,10 +141,19 @@ def test_one_prompt_is_answered_as_json(shell: Shell) -> None:
 def test_what_cant_answer_is_refused_before_anything_is_loaded(shell: Shell) -> None:
     other = write_base(shell.folder / "other", TinyShape(hidden=32))
     shutil.copytree(bundled_base("tiny"), shell.folder / "whole")
+    (shell.folder / "unlike").mkdir()
+    (shell.folder / "unlike" / "config.json").write_text("{}")
     for words, code, text in (
         ((), 2, "NAME is missing"),
         (("./one", "--temperature", "101", "--tokens", "0"), 2, "--temperature: not from 0 to 100; --tokens: '0'"),
+        (
+            ("./one", "--tokens", "100001", "--seed", "1000000001"),
+            2,
+            "--tokens: '100001' is larger than 100,000; --seed",
+        ),
         (("./one", "./one"), 2, "./one is named twice"),
+        (("base", "--base"), 2, "base is what --base calls the base alone"),
+        (("./unlike",), 2, "unlike can't be used: "),
         (("./one", "./whole"), 2, "./whole is a whole model, no adapter over a base"),
         (("gone",), 1, "there is no job 'gone'"),
         (("./one", "--over", str(other)), 2, "its matrices for model.layers.0."),
@@ -162,6 +171,16 @@ def test_trials_of_a_sweep_answer_beside_each_other(shell: Shell) -> None:
     assert [one["model"] for one in done.objects()] == ["lora/1", "lora/2", "base"]
     whole = shell.stoker("chat", "lora", "--prompt", "2+3=")
     assert (whole.code, "lora is a sweep of 2 trials" in whole.err) == (2, True)
+    assert "the best: stoker chat stoker-out/lora/best" in whole.err
+    best = shell.stoker("chat", "stoker-out/lora/best", "--prompt", "2+3=", "--tokens", "4", "--json")
+    assert best.objects()[0]["completion"] in {one["completion"] for one in done.objects()}
+    other = shell.stoker("run", "language/lora", "steps=3", "batch=4", "threads=1", "base_dtype=nf4", "--name", "four")
+    assert other.code == 0, other.err
+    both = shell.stoker("chat", "lora/1", "stoker-out/four", "--prompt", "2+3=", "--tokens", "4")
+    assert both.code == 0, both.err
+    note = "note: trained with another base_dtype (stoker-out/four with nf4): all answer with base_dtype=auto"
+    assert note in both.err
+    assert "note: trained with" not in shell.stoker("chat", "four", "--prompt", "2+3=", "--tokens", "4").err
 
 
 def test_a_machine_of_the_fleet_answers(shell: Shell) -> None:

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stoker.cli.chat_sources import RESET, ChatSource, all_found, named_base
+from stoker.cli.chat_sources import RESET, ChatSource, all_found, named_base, settled_choices
 from stoker.cli.context import CommandContext
 from stoker.cli.dispatch import AskedToEnd
 from stoker.cli.grammar import AT, Grammar, Option, Positional, whole
@@ -33,6 +33,8 @@ _WAIT_S = 60.0
 """Maximum wait for memory of a GPU."""
 _TOKENS = 256
 _HOTTEST = 100
+_MOST_TOKENS, _LARGEST_SEED = 100_000, 1_000_000_000
+"""As of language/sample, by which --on answers."""
 _LIBRARIES = ("torch", "transformers", "safetensors")
 _HELP = f"{RESET} forgets the conversation; Ctrl-C stops an answer; Ctrl-D leaves"
 
@@ -70,14 +72,16 @@ GRAMMAR = Grammar(
         Option("--over", value="BASE", help="the base of the adapters, if it is not found by its name"),
         Option("--prompt", value="TEXT", help="answer this prompt and exit"),
         Option("--plain", help="complete prompts as they are, without a chat template"),
-        Option("--tokens", value="N", read=whole(1), help=f"maximum tokens of an answer (default: {_TOKENS})"),
+        Option(
+            "--tokens", value="N", read=whole(1, _MOST_TOKENS), help=f"maximum tokens of an answer (default: {_TOKENS})"
+        ),
         Option(
             "--temperature",
             value="T",
             read=_temperature,
             help="sampling temperature (default: 0, always the likeliest token)",
         ),
-        Option("--seed", value="N", read=whole(0), help="random seed (default: 0)"),
+        Option("--seed", value="N", read=whole(0, _LARGEST_SEED), help="random seed (default: 0)"),
         Option("--cpu", help="compute on the CPU (default: on a GPU if there is one)"),
         Option(
             "--on",
@@ -146,15 +150,16 @@ def _setup(call: CommandContext, found: Sequence[ChatSource], given: dict[str, A
     if given["base"]:
         models.append(ChatModel(name=BASE_NAME, adapter=None))
     is_whole = not found[0].is_adapter
-    base = find_base(str(found[0].folder)) if is_whole else _base(call, found, given["over"])
+    base = find_base(str(found[0].folder), use="used") if is_whole else _base(call, found, given["over"])
     on_gpu = bool(call.parts.devices) and not given["cpu"]
+    choices = settled_choices(call, found)
     return ChatSetup(
         base=base,
         models=tuple(models),
         on_gpu=on_gpu,
-        dtype=settled_dtype("auto", on_gpu=on_gpu),
-        base_dtype=found[0].base_dtype,
-        path=found[0].path,
+        dtype=settled_dtype(choices.dtype, on_gpu=on_gpu),
+        base_dtype=choices.base_dtype,
+        path=choices.path,
         tokens=given["tokens"] or _TOKENS,
         temperature=given["temperature"] or 0.0,
         seed=given["seed"] or 0,
@@ -167,7 +172,7 @@ def _base(call: CommandContext, found: Sequence[ChatSource], over: str | None) -
     from stoker.cookbooks.language.checks import find_base, is_another_base
 
     if over is not None:
-        base = find_base(over)
+        base = find_base(over, use="used")
         for one in found:
             if is_another_base(named := named_base(one), base):
                 call.out.note(f"note: {one.name} was trained over {outside(str(named))}, this is {base.name}")

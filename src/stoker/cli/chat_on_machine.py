@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stoker.api.submission import send_submission
-from stoker.cli.chat_sources import RESET, ChatSource, all_found, named_base
+from stoker.cli.chat_sources import RESET, ChatSource, all_found, named_base, settled_choices
 from stoker.cli.context import CommandContext
 from stoker.cli.machine_jobs import check_machines, fetch_result, require_completed, start_again
 from stoker.cli.screens import busy
@@ -33,6 +31,7 @@ def answer_on_machine(call: CommandContext, given: dict[str, Any]) -> int:
         found = all_found(call, given, Path(scratch))
         is_whole = not found[0].is_adapter
         base = str(found[0].folder) if is_whole else _word_of_base(found, given["over"])
+        choices = settled_choices(call, found)
         values = {
             "base": base,
             "names": [] if is_whole else [one.name for one in found],
@@ -43,8 +42,9 @@ def answer_on_machine(call: CommandContext, given: dict[str, Any]) -> int:
             "tokens": given["tokens"],
             "temperature": given["temperature"],
             "seed": given["seed"],
-            "base_dtype": found[0].base_dtype,
-            "path": found[0].path,
+            "dtype": choices.dtype,
+            "base_dtype": choices.base_dtype,
+            "path": choices.path,
             "gpus": 0 if given["cpu"] else None,
         }
         chosen = {name: value for name, value in values.items() if value is not None and value is not False}
@@ -90,6 +90,7 @@ def _answers_of(
     The adapters are folders here; what the machine lacks of them is sent. Raises `NotFound` for an unknown machine,
     `WorkFailed` if the job does not complete.
     """
+    from stoker.cookbooks.language.schemas import read_answers
     from stoker.jobs.submission import prepare
     from stoker.transfer.trees.tree_upload import send_tree
 
@@ -122,6 +123,4 @@ def _answers_of(
     require_completed(client, spec, f"answers on {machine}")
     with temp_folder(call.parts.settings.scratch, call.parts.clock.wall_s()) as folder:
         fetch_result(call, spec, folder, at)
-        with open(os.path.join(folder, "answers.json"), encoding="utf-8") as file:
-            record: AnswersRecord = json.load(file)
-    return record
+        return read_answers(Path(folder))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,12 +13,14 @@ from stoker.cli.context import CommandContext
 from stoker.cli.job_verbs import fetched
 from stoker.core.errors import BadInput, NotFound, StokerError, Usage
 from stoker.core.frozen import frozen
+from stoker.core.text import BEST, outside
 from stoker.jobs.trials import is_sweep, read_trials, trial_numbered
 from stoker.store.results import lay_out
+from stoker.views.text_tables import near_path
 
 if TYPE_CHECKING:
     from stoker.api.fleet_job import FleetJob
-    from stoker.cookbooks.language.arguments import BaseDtype, BasePath
+    from stoker.cookbooks.language.chat import BaseChoices
     from stoker.core.job import JobSpec
 
 RESET = "/reset"
@@ -33,8 +36,6 @@ class ChatSource:
     name: str
     folder: Path
     base: str = ""
-    base_dtype: BaseDtype = "auto"
-    path: BasePath = "auto"
 
     @property
     def is_adapter(self) -> bool:
@@ -43,7 +44,12 @@ class ChatSource:
 
 def all_found(call: CommandContext, given: dict[str, Any], scratch: Path) -> list[ChatSource]:
     """Return what the names mean. Raises `Usage` for a whole model beside others, and a name that comes twice."""
+    from stoker.cookbooks.language.chat import BASE_NAME
+
     names = given["names"]
+    if given["base"] and BASE_NAME in names:
+        hint = f"./{BASE_NAME} for a folder, the id for a job, or leave out --base"
+        raise Usage(f"{BASE_NAME} is what --base calls the base alone", hint=hint)
     found = [_found(call, name, given["at"], scratch / str(number)) for number, name in enumerate(names)]
     whole = [one.name for one in found if not one.is_adapter]
     if whole and (len(found) > 1 or given["base"] or given["over"]):
@@ -64,9 +70,9 @@ def _found(call: CommandContext, name: str, at: str | None, scratch: Path) -> Ch
         job = call.lookup.job(name, at)
     except NotFound:
         with suppress(StokerError):
-            return ChatSource(name=name, folder=find_base(name).folder)
+            return ChatSource(name=name, folder=find_base(name, use="used").folder)
         raise
-    spec = _spec_of(job)
+    spec = _spec_of(call, job)
     if spec.recipe not in _RECIPES:
         hint = f"use a result of {', '.join(_RECIPES)}, or a folder"
         raise BadInput(f"{name} is a job of {spec.recipe}, not of a language model", hint=hint)
@@ -77,16 +83,10 @@ def _found(call: CommandContext, name: str, at: str | None, scratch: Path) -> Ch
         raise NotFound(f"{name} has no model among its results", hint=f"stoker jobs show {job.ref}")
     base = str(spec.args.get("base", ""))
     there = os.path.join(spec.folder, os.path.expanduser(base))
-    return ChatSource(
-        name=name,
-        folder=folder,
-        base=there if base and os.path.isdir(there) else base,
-        base_dtype=spec.args.get("base_dtype", "auto"),
-        path=spec.args.get("path", "auto"),
-    )
+    return ChatSource(name=name, folder=folder, base=there if base and os.path.isdir(there) else base)
 
 
-def _spec_of(job: LocalJob | FleetJob) -> JobSpec:
+def _spec_of(call: CommandContext, job: LocalJob | FleetJob) -> JobSpec:
     """Return what runs, or the spec of the trial that is meant. Raises `Usage` if a sweep is."""
     if not isinstance(job, LocalJob):
         points = job.points() if job.is_sweep else ()
@@ -97,13 +97,26 @@ def _spec_of(job: LocalJob | FleetJob) -> JobSpec:
     if job.stage:
         return trial_numbered(trials, job.stage, job.spec.name).spec
     if is_sweep(trials):
-        hint = f"one or several of them: stoker chat {job.ref}/1; the best: stoker compare {job.ref}"
+        best = os.path.join(call.parts.settings.out, job.spec.name, BEST)
+        named = f"stoker chat {near_path(best, call.parts.settings.folder)}"
+        found = named if _is_model(Path(best)) else f"stoker compare {job.ref}"
+        hint = f"one or several of them: stoker chat {job.ref}/1; the best: {found}"
         raise Usage(f"{job.ref} is a sweep of {len(trials):,} trials", hint=hint)
     return job.spec
 
 
 def _is_model(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (_ADAPTER, _MODEL))
+
+
+def settled_choices(call: CommandContext, found: Sequence[ChatSource]) -> BaseChoices:
+    """Return how the base is computed: as in the trainings. Notes where these differ from each other."""
+    from stoker.cookbooks.language.chat import agreed_choices, trained_with
+
+    choices, notes = agreed_choices({one.name: trained_with(one.folder) for one in found})
+    for note in notes:
+        call.out.note(f"note: {outside(note)}")
+    return choices
 
 
 def named_base(source: ChatSource) -> object:

@@ -200,8 +200,8 @@ def ranks(text: str) -> int | str:
     return int(text)
 
 
-def whole(at_least: int) -> Callable[[str], int]:
-    """Return a parser of whole numbers of at least a limit and at most `_MOST_DIGITS` digits."""
+def whole(at_least: int, at_most: int | None = None) -> Callable[[str], int]:
+    """Return a parser of whole numbers within limits, of at most `_MOST_DIGITS` digits."""
 
     def read(text: str) -> int:
         is_number = text.isascii() and text.isdigit()
@@ -210,6 +210,9 @@ def whole(at_least: int) -> Callable[[str], int]:
             raise ValueError(message)
         if not is_number or int(text) < at_least:
             message = f"{text!r} is not a whole number of at least {at_least}"
+            raise ValueError(message)
+        if at_most is not None and int(text) > at_most:
+            message = f"{text!r} is larger than {at_most:,}"
             raise ValueError(message)
         return int(text)
 

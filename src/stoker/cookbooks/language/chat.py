@@ -6,36 +6,40 @@ Answers are drawn as the samples of a training are. `stoker chat` reads prompts 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, get_args
 
 from stoker.authoring import InvalidArgs, Needs, StageContext, stage
 from stoker.cookbooks.language.arguments import (
     ALL_LINEAR,
+    SAMPLE,
     AnswerArgs,
     BaseDtype,
     BasePath,
+    Dtype,
     SettledDtype,
     device_of,
+    settled_dtype,
 )
 from stoker.cookbooks.language.bases import TrainableBase, read_base
 from stoker.cookbooks.language.checks import LanguageArgsChecker
 from stoker.cookbooks.language.conversations import ConversationTemplate, end_tokens
-from stoker.cookbooks.language.kinds import ANSWERS, Answers
+from stoker.cookbooks.language.kinds import Answers
 from stoker.cookbooks.language.memory_needs import Load, is_general, kept_as, sample_needs, too_large
 from stoker.cookbooks.language.peft import adapter_files, is_dora, read_config
 from stoker.cookbooks.language.reading import ChatMessage
 from stoker.cookbooks.language.sample import Sampler, is_chat, open_slots, slot_logits
 from stoker.cookbooks.language.saved_quantisation import has_wide_scales
-from stoker.cookbooks.language.schemas import TRAINING, AnswersRecord, CompletionSample, read_training
+from stoker.cookbooks.language.schemas import ANSWERS, TRAINING, AnswersRecord, CompletionSample, read_training
 from stoker.core import jsontext
 from stoker.core.errors import BadInput
 from stoker.core.frozen import frozen
 
-_RECIPE = "chat"
 _ESTIMATED_TOKENS = 512
 """Tokens of a conversation for which memory is estimated."""
+_CHOICES = {"dtype": get_args(Dtype), "base_dtype": get_args(BaseDtype), "path": get_args(BasePath)}
 BASE_NAME = "base"
 """What the base alone is called beside adapters."""
 
@@ -47,6 +51,43 @@ class ChatModel:
     name: str
     adapter: Path | None
     """Its folder in PEFT's layout; None: the base alone."""
+
+
+@frozen
+class BaseChoices:
+    """How a base is computed; `auto` as far as nobody chose."""
+
+    dtype: Dtype = "auto"
+    base_dtype: BaseDtype = "auto"
+    path: BasePath = "auto"
+
+
+def trained_with(folder: Path) -> BaseChoices:
+    """Return how the base was computed when an adapter or a model was trained, by its record, if it has one.
+
+    Raises `BadInput` if that is invalid.
+    """
+    if not (folder / TRAINING).is_file():
+        return BaseChoices()
+    record = read_training(folder)
+    settings: Any = record["settings"]
+    # What was chosen for the device of the training is not chosen for another one.
+    is_chosen = record["dtype"] != settled_dtype("auto", on_gpu=record["device"] == "cuda")
+    found = {**(settings if isinstance(settings, dict) else {}), "dtype": record["dtype"] if is_chosen else "auto"}
+    return BaseChoices(**{name: found[name] for name, words in _CHOICES.items() if found.get(name) in words})
+
+
+def agreed_choices(named: Mapping[str, BaseChoices]) -> tuple[BaseChoices, tuple[str, ...]]:
+    """Return how a base is computed for all models at once, and what differs from their trainings, for the user."""
+    agreed: dict[str, Any] = {}
+    notes: list[str] = []
+    for choice in _CHOICES:
+        values = {name: getattr(choices, choice) for name, choices in named.items()}
+        agreed[choice] = next(iter(values.values())) if len({*values.values()}) == 1 else "auto"
+        others = [f"{name} with {value}" for name, value in values.items() if value != agreed[choice]]
+        if others:
+            notes.append(f"trained with another {choice} ({', '.join(others)}): all answer with {choice}=auto")
+    return BaseChoices(**agreed), tuple(notes)
 
 
 @frozen
@@ -71,7 +112,9 @@ def chat_needs(setup: ChatSetup) -> Needs:
 
     Raises `InsufficientDeviceMemory` if no device here has enough.
     """
-    checking = LanguageArgsChecker(_RECIPE)
+    checking = LanguageArgsChecker(SAMPLE)
+    checking.path(setup.path, setup.base)
+    checking.base_dtype(setup.base_dtype, setup.base, is_general=is_general(setup.base, setup.path))
     folders = [one.adapter for one in setup.models if one.adapter is not None]
     for folder in folders:
         checking.adapter(str(folder), setup.base)

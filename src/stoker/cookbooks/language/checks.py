@@ -17,6 +17,7 @@ from stoker.cookbooks.language.arguments import (
     LORA,
     MERGE,
     NF4_BLOCK,
+    SAMPLE,
     AdapterArgs,
     BaseDtype,
     BasePath,
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from stoker.transfer.hub.listing import Repo
 
 
-_USES: Mapping[str, str] = {EXPORT: "exported", MERGE: "merged"}
+_USES: Mapping[str, str] = {EXPORT: "exported", MERGE: "merged", SAMPLE: "used"}
 """What recipes do with a base, if not train it."""
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from stoker.authoring import JsonKind, Kind, TreeKind, check_files, check_json
+from stoker.cookbooks.language.schemas import ANSWERS
 from stoker.store.weight_files.gguf import read_gguf_header
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 """Files that PEFT reads."""
 GGUF_ADAPTER, GGUF_MODEL = "adapter.gguf", "model.gguf"
 """The files that llama.cpp reads."""
-ANSWERS = "answers.json"
 
 
 class Examples(Kind["ExampleSet"]):

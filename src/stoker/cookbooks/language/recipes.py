@@ -212,8 +212,10 @@ def sample_models(args: SampleRecipeArgs) -> Plan:
     base = checking.base(args.base)
     folders = [checking.adapter(one, base) for one in args.adapter]
     names = args.names or tuple(f"adapter-{number}" for number in range(1, 1 + len(folders)))
-    if len(names) != len(folders) or len({*names, BASE_NAME}) <= len(names):
-        checking.note("names", f"{len(folders)} adapters need as many different names, none of them {BASE_NAME}")
+    if len(names) != len(folders) or len({*names}) < len(names):
+        checking.note("names", f"{len(folders)} adapters need as many different names")
+    if BASE_NAME in names and args.with_base:
+        checking.note("names", f"{BASE_NAME} is the name of the base alone", "another name, or with_base=false")
     if not args.prompts:
         checking.note("prompts", "no prompts", "prompts=[2+3=]")
     if base is not None:

@@ -21,6 +21,7 @@ from stoker.store.weight_files.headers import read_foreign
 
 TRAINING: Final = "training.json"
 METADATA: Final = "metadata.json"
+ANSWERS: Final = "answers.json"
 BEST: Final = "best"
 
 Method = Literal["lora", "full"]
@@ -171,6 +172,24 @@ def read_training(folder: Path) -> LanguageTrainingRecord:
     """Read `training.json` of a folder. Raises `BadInput` if it is missing or invalid."""
     found: LanguageTrainingRecord = _read(folder / TRAINING, LanguageTrainingRecord.__required_keys__)  # type: ignore[assignment]  # checked by keys
     return found
+
+
+def read_answers(folder: Path) -> AnswersRecord:
+    """Read `answers.json` of a folder. Raises `BadInput` if it is missing or invalid."""
+    path = folder / ANSWERS
+    raw = _read(path, AnswersRecord.__required_keys__)
+    found: AnswersRecord = raw  # type: ignore[assignment]  # checked by keys, and below
+    if not isinstance(raw["answers"], list) or not all(map(_is_answer, raw["answers"])):
+        raise BadInput(f"{path}: invalid answers", hint="use the result of language/sample")
+    return found
+
+
+def _is_answer(one: Any) -> bool:
+    return (
+        isinstance(one, dict)
+        and all(isinstance(one.get(name, ""), str) for name in ("model", "prompt"))
+        and (isinstance(one.get("completion"), str))
+    )
 
 
 def write_metadata(metadata: Metadata, folder: Path) -> None:

@@ -12,11 +12,19 @@ import numpy as np
 import pytest
 
 from stoker.cookbooks.language.bundled import TinyShape, bundled_base, write_base
-from stoker.cookbooks.language.chat import ChatModel, ChatSession, ChatSetup
+from stoker.cookbooks.language.chat import (
+    BaseChoices,
+    ChatModel,
+    ChatSession,
+    ChatSetup,
+    agreed_choices,
+    trained_with,
+)
 from stoker.cookbooks.language.checks import find_base
 from stoker.cookbooks.language.conversations import end_tokens
 from stoker.cookbooks.language.reading import ChatMessage, InvalidLines, read_texts
 from stoker.cookbooks.language.sample import Sampler
+from stoker.cookbooks.language.schemas import LanguageTrainingRecord, read_answers
 from stoker.core.errors import BadInput
 from tests.later import imported_later
 
@@ -208,6 +216,42 @@ def test_many_tokens_for_an_answer_leave_the_conversation_half_of_what_the_base_
     assert b"one" not in bytes(token for token in model.shown[-1] if token < 256)
     (note,) = notes
     assert note.startswith("The conversation and an answer of 64 tokens are longer than the base reads (128 tokens): ")
+
+
+def record_of(folder: Path, *, device: str = "cpu", dtype: str = "float32", **settings: Any) -> Path:
+    folder.mkdir()
+    facts: dict[str, Any] = dict.fromkeys(LanguageTrainingRecord.__required_keys__)
+    (folder / "training.json").write_text(json.dumps({**facts, "device": device, "dtype": dtype, "settings": settings}))
+    return folder
+
+
+def test_a_base_is_computed_as_in_the_training_and_what_differs_is_noted(tmp_path: Path) -> None:
+    four = trained_with(record_of(tmp_path / "four", base_dtype="nf4", path="general", dtype="float32"))
+    assert four == BaseChoices(base_dtype="nf4", path="general")
+    plain = trained_with(record_of(tmp_path / "plain", device="cuda", dtype="bfloat16", base_dtype="auto"))
+    assert plain == BaseChoices() == trained_with(tmp_path)
+    wide = trained_with(record_of(tmp_path / "wide", device="cuda", dtype="float32"))
+    assert wide == BaseChoices(dtype="float32")
+    odd = trained_with(record_of(tmp_path / "odd", dtype="float8", base_dtype=["nf4"], path=None))
+    assert odd == BaseChoices()
+    assert agreed_choices({"a": four, "b": four}) == (four, ())
+    choices, notes = agreed_choices({"a": plain, "b": four})
+    assert choices == BaseChoices()
+    assert notes == (
+        "trained with another base_dtype (b with nf4): all answer with base_dtype=auto",
+        "trained with another path (b with general): all answer with path=auto",
+    )
+
+
+def test_answers_of_another_machine_are_checked(tmp_path: Path) -> None:
+    record = {"base": "tiny", "path": "fast", "answers": [{"model": "a", "prompt": "x", "completion": "y"}]}
+    (tmp_path / "answers.json").write_text(json.dumps(record))
+    assert read_answers(tmp_path) == record
+    invalid: list[Any] = [{**record, "answers": {}}, {**record, "answers": [{"prompt": "x"}]}, {"answers": []}, []]
+    for odd in invalid:
+        (tmp_path / "answers.json").write_text(json.dumps(odd))
+        with pytest.raises(BadInput, match="answers"):
+            read_answers(tmp_path)
 
 
 def test_a_prompt_is_a_turn_of_all_models_or_of_none(scripted: Callable[[Sequence[int]], Scripted]) -> None:
