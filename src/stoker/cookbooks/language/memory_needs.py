@@ -121,7 +121,7 @@ def _multi_adapter(shape: ModelShape, load: Load, where: MemoryLocation) -> Mult
 
 
 def too_large(base: TrainableBase, load: Load, *, gpus: int) -> InsufficientDeviceMemory | None:
-    """Return why no device here can hold one adapter over a base, and what would fit; empty if one can.
+    """Return why no device here can hold one adapter over a base, and what would fit; None if one can.
 
     Without a GPU, RAM counts. Memory of unknown size is not checked.
     """
@@ -437,7 +437,7 @@ def full_needs(whole: FullTrainingSpec, *, gpus: int) -> Needs:
 
 
 def full_too_large(whole: FullTrainingSpec, *, gpus: int) -> InsufficientDeviceMemory | None:
-    """Return why no device here can hold such a training, and what would fit; empty if one can.
+    """Return why no device here can hold such a training, and what would fit; None if one can.
 
     Without a GPU, RAM counts. Memory of unknown size is not checked.
     """

@@ -86,7 +86,7 @@ class PassContext:
     """The common inputs of all blocks in one pass."""
 
     shape: DecoderShape
-    looking: AttentionMask
+    mask: AttentionMask
     cos: Tensor
     sin: Tensor
     """`[rows, T, 1, head_dim / 2]`."""
@@ -145,7 +145,7 @@ def forward_block(
     else:
         x, normed = kernels.norm_sum(x, more, layer.norm1, eps)
     (qkv,) = wide("qkv", normed, (layer.qkv, layer.qkv_bias))
-    rows, length = now.looking.positions.shape
+    rows, length = now.mask.positions.shape
     raw = qkv.view(rows, length, -1, model.head_dim)
     heads, kv_heads = model.heads, model.kv_heads
     turned = kernels.rotate_heads(_normed_heads(raw, layer, heads, kv_heads, now), heads + kv_heads, now.cos, now.sin)
@@ -153,7 +153,7 @@ def forward_block(
     if now.cache is not None:
         seen, tape = now.cache.attend(number, turned, heads, window), None
     else:
-        seen, tape = attend(turned, heads, kv_heads, now.looking, window, keeps=now.keeps)
+        seen, tape = attend(turned, heads, kv_heads, now.mask, window, keeps=now.keeps)
     seen = seen.view(*x.shape[:2], -1)
     (mixed,) = wide("o", seen, (layer.o, layer.o_bias))
     middle, normed = kernels.norm_sum(x, mixed, layer.norm2, eps)

@@ -73,7 +73,7 @@ class AdaptedLinear:
 
     @property
     def weight(self) -> Tensor:
-        """The weight, `[outputs, inputs]`; of few bits dequantised anew."""
+        """The weight, `[outputs, inputs]`; dequantised at each use if it has few bits."""
         if self._packed is None:
             return _weight(self._layer)
         base, matrix = self._base, self.matrix
@@ -339,11 +339,11 @@ class GeneralBase:
         finally:
             self.now = None
 
-    def token_losses(self, tokens: Tensor, labels: Tensor, looking: AttentionMask) -> Tensor:
+    def token_losses(self, tokens: Tensor, labels: Tensor, mask: AttentionMask) -> Tensor:
         """Return the loss of each token of `[rows, T]`, in 32 bits; zero without a label."""
         if self._head is None:
-            return _losses(self._called_with(self.module, tokens, looking).logits.flatten(0, 1), labels.flatten())
-        hidden, wanted = self._hidden(tokens, looking).flatten(0, 1), labels.flatten()
+            return _losses(self._called_with(self.module, tokens, mask).logits.flatten(0, 1), labels.flatten())
+        hidden, wanted = self._hidden(tokens, mask).flatten(0, 1), labels.flatten()
         size = chunk_tokens(self.shape.vocabulary, len(wanted))
         if self.now is not None and "head" in self.now.copies:
             return self._own_losses(hidden, wanted, self.now.members, size)
@@ -371,24 +371,24 @@ class GeneralBase:
                 found.append(checkpoint(compute, member, part, own, use_reentrant=False, preserve_rng_state=False))
         return torch.cat(found)
 
-    def logits(self, tokens: Tensor, looking: AttentionMask, cache: ModuleCache | None) -> Tensor:
+    def logits(self, tokens: Tensor, mask: AttentionMask, cache: ModuleCache | None) -> Tensor:
         """Return the logits after the last token of each row, or of the one that continues a cache."""
         if cache is not None:
             continued: Tensor = cache.call(self.module, tokens).logits
             return continued[:, -1]
         if self._head is None:
-            logits: Tensor = self._called_with(self.module, tokens, looking).logits
+            logits: Tensor = self._called_with(self.module, tokens, mask).logits
             return logits[:, -1]
-        return self._head(self._hidden(tokens, looking)[:, -1])
+        return self._head(self._hidden(tokens, mask)[:, -1])
 
-    def _hidden(self, tokens: Tensor, looking: AttentionMask) -> Tensor:
-        found: Tensor = self._called_with(self.module.base_model, tokens, looking).last_hidden_state
+    def _hidden(self, tokens: Tensor, mask: AttentionMask) -> Tensor:
+        found: Tensor = self._called_with(self.module.base_model, tokens, mask).last_hidden_state
         return found
 
-    def _called_with(self, module: Any, tokens: Tensor, looking: AttentionMask) -> Any:
+    def _called_with(self, module: Any, tokens: Tensor, mask: AttentionMask) -> Any:
         given: dict[str, Any] = {}
-        if looking.segments is not None:
-            given["position_ids"] = looking.positions
+        if mask.segments is not None:
+            given["position_ids"] = mask.positions
         # Rows are padded at their end, where no token sees it: no mask is needed.
         return module(input_ids=tokens, use_cache=False, **given)
 

@@ -40,7 +40,7 @@ class GeneralPassRunner(AdapterPasses):
         now = PassAdapters(members=1, banks=self._banks(given.index)[0], copies=self._copies(given))
         with self._base.adapted(now):
             return self._base.logits(
-                given.tokens.flatten(0, 1), given.looking, cache if isinstance(cache, ModuleCache) else None
+                given.tokens.flatten(0, 1), given.mask, cache if isinstance(cache, ModuleCache) else None
             )
 
     def _gradients(self, given: PassInput) -> tuple[Tensor, Rows]:
@@ -71,4 +71,4 @@ class GeneralPassRunner(AdapterPasses):
 
     def _computed(self, given: PassInput) -> Tensor:
         tokens, labels = (one.flatten(0, 1) for one in (given.tokens, given.labels))
-        return self._base.token_losses(tokens, labels, given.looking).view_as(given.labels)
+        return self._base.token_losses(tokens, labels, given.mask).view_as(given.labels)

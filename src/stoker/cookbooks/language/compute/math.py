@@ -57,7 +57,7 @@ class AttentionMask:
         }
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
-    def mask(self, window: int, length: int) -> Tensor | None:
+    def visible(self, window: int, length: int) -> Tensor | None:
         """Return which keys each query sees; None: all before it."""
         if self.segments is None and not (0 < window < length):
             return None
@@ -82,7 +82,7 @@ def takes_ragged(device: str, dtype: torch.dtype, windows: Iterable[int]) -> boo
     return bool(torch.cuda.get_device_capability() >= _FLASH_CAPABILITY)
 
 
-def looking_of(rows: int, length: int, segments: Tensor | None, layout: PackedLayout = "mask") -> AttentionMask:
+def mask_of(rows: int, length: int, segments: Tensor | None, layout: PackedLayout = "mask") -> AttentionMask:
     """Return the mask, on the CPU. A layout other than `mask` is for a kernel of `takes_ragged`."""
     place = torch.arange(length).expand(rows, length)
     if segments is None:
@@ -105,22 +105,22 @@ def looking_of(rows: int, length: int, segments: Tensor | None, layout: PackedLa
 
 
 def attend(
-    qkv: Tensor, heads: int, kv_heads: int, looking: AttentionMask, window: int, *, keeps: bool
+    qkv: Tensor, heads: int, kv_heads: int, mask: AttentionMask, window: int, *, keeps: bool
 ) -> tuple[Tensor, AttentionGradients]:
     """Return `[rows, T, heads · head_dim]`, and the backward pass. `qkv` is `[rows, T, heads, head_dim]`."""
-    if looking.ends is not None:
+    if mask.ends is not None:
         from stoker.cookbooks.language.compute.packed_attention import attend_packed
 
-        seen, gradients = attend_packed(qkv, heads, kv_heads, looking.positions, looking.ends)
-    elif looking.borders is not None:
-        seen, gradients = _attend_ragged(qkv, heads, kv_heads, looking.borders, looking.longest)
+        seen, gradients = attend_packed(qkv, heads, kv_heads, mask.positions, mask.ends)
+    elif mask.borders is not None:
+        seen, gradients = _attend_ragged(qkv, heads, kv_heads, mask.borders, mask.longest)
     else:
-        mask = looking.mask(window, qkv.shape[1])
+        visible = mask.visible(window, qkv.shape[1])
         q, k, v = (part.detach().requires_grad_(keeps) for part in qkv.split([heads, kv_heads, kv_heads], dim=2))
         with torch.set_grad_enabled(keeps):
             queries, keys, values = (part.transpose(1, 2) for part in (q, k, v))
             graph = scaled_dot_product_attention(
-                queries, keys, values, attn_mask=mask, is_causal=mask is None, enable_gqa=heads != kv_heads
+                queries, keys, values, attn_mask=visible, is_causal=visible is None, enable_gqa=heads != kv_heads
             ).transpose(1, 2)
         seen = graph.detach()
 

@@ -44,7 +44,7 @@ class PassInput:
     """The same as a tensor; None: all slots, in order."""
     tokens: Tensor
     labels: Tensor
-    looking: AttentionMask
+    mask: AttentionMask
     shares: Tensor
     """Factor of each member's token losses, `[n]`."""
     update: Tensor
@@ -365,10 +365,10 @@ class PassRunner(AdapterPasses):
         past = 0 if cache is None else cache.length
         self.prepare(past + length)
         cos, sin = self._tables[-1]
-        positions = given.looking.positions + past if past else given.looking.positions
+        positions = given.mask.positions + past if past else given.mask.positions
         now = PassContext(
             shape=base.shape,
-            looking=given.looking,
+            mask=given.mask,
             cos=cos[positions][:, :, None],
             sin=sin[positions][:, :, None],
             kernels=self._kernels,

@@ -21,7 +21,7 @@ from stoker.cookbooks.language.compute.math import (
     PackedLayout,
     PointwiseKernels,
     can_compile,
-    looking_of,
+    mask_of,
 )
 from stoker.cookbooks.language.compute.module_copies import OuterModule
 from stoker.cookbooks.language.compute.objectives import AnswerInput
@@ -222,22 +222,22 @@ def _side_stream() -> torch.cuda.Stream:
 def _key(given: PassInput) -> object:
     shapes = tuple((name, tuple(tensor.shape)) for name, tensor in _tensors(given).items())
     objective = None if given.answers is None else given.answers.objective
-    return (given.slots, shapes, given.looking.longest, given.updates_any, given.gathers, given.drops, objective)
+    return (given.slots, shapes, given.mask.longest, given.updates_any, given.gathers, given.drops, objective)
 
 
 def _tensors(given: PassInput) -> dict[str, Tensor]:
     own = {name: getattr(given, name) for name in ("tokens", "labels", "shares", "update", "rates")}
-    return own | given.looking.tensors | ({} if given.answers is None else given.answers.tensors)
+    return own | given.mask.tensors | ({} if given.answers is None else given.answers.tensors)
 
 
 def _copied(given: PassInput) -> PassInput:
     """Return copies in tensors at fixed addresses."""
     own = {name: tensor.clone() for name, tensor in _tensors(given).items()}
-    looking = replace(given.looking, **{name: own.pop(name) for name in given.looking.tensors})
+    mask = replace(given.mask, **{name: own.pop(name) for name in given.mask.tensors})
     answers = given.answers
     if answers is not None:
         answers = replace(answers, **{name: own.pop(name) for name in answers.tensors})
-    return replace(given, looking=looking, answers=answers, **own)
+    return replace(given, mask=mask, answers=answers, **own)
 
 
 _EVEN_RANK = 8
@@ -370,7 +370,7 @@ class Slots:
 
     @property
     def why_not_recorded(self) -> str:
-        """Return why a step could not be recorded; None if all could."""
+        """Return why a step could not be recorded; empty if all could."""
         return "" if self._graphs is None else self._graphs.why_not
 
     @property
@@ -442,7 +442,7 @@ class Slots:
             index=self._index(slots),
             tokens=tokens,
             labels=labels,
-            looking=self._looking(n * count, length, rows.segments),
+            mask=self._mask(n * count, length, rows.segments),
             shares=share,
             update=moved > 0,
             rates=rate,
@@ -468,16 +468,16 @@ class Slots:
             betas=betas,
         )
 
-    def _looking(self, rows: int, length: int, segments: Any) -> AttentionMask:
+    def _mask(self, rows: int, length: int, segments: Any) -> AttentionMask:
         if segments is None and (rows, length) in self._plain:
             return self._plain[rows, length]
         base = self.base
         packed = None if segments is None else torch.as_tensor(segments).reshape(rows, length)
-        found = looking_of(rows, length, packed, self._packed_layout)
-        looking = replace(found, **{name: _on(tensor, base.device) for name, tensor in found.tensors.items()})
+        found = mask_of(rows, length, packed, self._packed_layout)
+        mask = replace(found, **{name: _on(tensor, base.device) for name, tensor in found.tensors.items()})
         if segments is None:
-            self._plain[rows, length] = looking
-        return looking
+            self._plain[rows, length] = mask
+        return mask
 
     def _index(self, slots: tuple[int, ...]) -> Tensor | None:
         """Return the slots as a tensor at a fixed address: a recorded graph reads it again and again."""

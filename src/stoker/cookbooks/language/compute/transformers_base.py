@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from stoker.cookbooks.language.compute.base_path import leads_elsewhere
-from stoker.cookbooks.language.compute.math import looking_of
+from stoker.cookbooks.language.compute.math import mask_of
 from stoker.cookbooks.language.hub_code import forbid_hub_code
 from stoker.core.errors import BadInput
 from stoker.core.text import first_line
@@ -94,7 +94,7 @@ def positions_of(segments: Tensor) -> Tensor:
     By positions that begin again, transformers keeps sequences of a row apart.
     """
     rows, length = segments.shape
-    return looking_of(rows, length, segments).positions
+    return mask_of(rows, length, segments).positions
 
 
 def takes_packed_rows(model: Any) -> bool:

@@ -13,7 +13,7 @@ from tests.later import imported_later
 with imported_later():
     import torch
 
-    from stoker.cookbooks.language.compute.math import PointwiseKernels, attend, looking_of
+    from stoker.cookbooks.language.compute.math import PointwiseKernels, attend, mask_of
     from stoker.cookbooks.language.compute.nf4 import dequantise, quantise
     from stoker.cookbooks.language.compute.slots import pointwise_kernels
 
@@ -151,7 +151,6 @@ def test_attention_within_the_sequences_of_packed_rows(heads: int, kv_heads: int
     qkv = drawn(2, length, heads + 2 * kv_heads, width)
     gradient = drawn(2, length, heads * width, seed=1)
     found, expected = (
-        attend(qkv, heads, kv_heads, looking_of(2, length, segments, layout), 0, keeps=True)
-        for layout in ("ends", "mask")
+        attend(qkv, heads, kv_heads, mask_of(2, length, segments, layout), 0, keeps=True) for layout in ("ends", "mask")
     )
     same([found[0], *found[1](gradient)], [expected[0], *expected[1](gradient)])
