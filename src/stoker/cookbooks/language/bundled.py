@@ -19,6 +19,7 @@ from math import sqrt
 from pathlib import Path
 from typing import Any, Final, Literal, get_args
 
+from stoker.cookbooks.language.tokenizer_files import CHATML
 from stoker.core.errors import NoPermission
 from stoker.core.frozen import frozen
 from stoker.host.durable import translated, write_file
@@ -34,10 +35,6 @@ PREFERENCES: Final = "preferences"
 
 Family = Literal["llama", "mistral", "qwen2", "qwen3"]
 
-CHAT_TEMPLATE: Final = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 _WHO = ("the fox", "a stoker", "my neighbour", "the owl", "an engineer", "the cat")
 _WHAT = ("feeds the fire", "counts the stars", "waits for rain", "mends the engine", "reads the log")
 _WHEN = ("at night.", "in the morning.", "every day.", "once a year.")
@@ -114,7 +111,7 @@ def base_files(shape: TinyShape = TINY) -> Mapping[str, bytes]:
                 "pad_token": _SPECIALS[3],
                 "model_max_length": shape.positions,
                 "clean_up_tokenization_spaces": False,
-                "chat_template": CHAT_TEMPLATE,
+                "chat_template": CHATML,
             }
         ),
     }

@@ -30,7 +30,7 @@ from stoker.cookbooks.language.kinds import Answers
 from stoker.cookbooks.language.memory_needs import Load, is_general, kept_as, sample_needs, too_large
 from stoker.cookbooks.language.peft import adapter_files, is_dora, read_config
 from stoker.cookbooks.language.reading import ChatMessage
-from stoker.cookbooks.language.sample import Sampler, is_chat, open_slots, slot_logits
+from stoker.cookbooks.language.sample import ANSWERING, Sampler, is_chat, open_slots, slot_logits
 from stoker.cookbooks.language.saved_quantisation import has_wide_scales
 from stoker.cookbooks.language.schemas import ANSWERS, TRAINING, AnswersRecord, CompletionSample, read_training
 from stoker.core import jsontext
@@ -260,7 +260,7 @@ def _is_plain(setup: ChatSetup, *, has_template: bool) -> bool:
 # The same for prompts that are known, as a stage.
 
 
-@stage("language/answer", version=1, uses=("safetensors", "tokenizers", "torch", "transformers"), deterministic=False)
+@stage("language/answer", version=1, uses=ANSWERING, deterministic=False)
 def answer(job: StageContext, args: AnswerArgs) -> Answers:
     """Answer prompts with a base, or with several adapters over it beside each other."""
     device, note = device_of(job.devices)

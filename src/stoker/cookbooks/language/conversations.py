@@ -11,15 +11,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from stoker.cookbooks.language.reading import ChatMessage
+from stoker.cookbooks.language.tokenizer_files import CHATML
 from stoker.core.frozen import frozen
 from stoker.core.text import first_line
 from stoker.store.weight_files.headers import read_foreign_json
 
-CHATML: Final = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-"""The template for tokenizers without one."""
 GENERATION_CONFIG: Final = "generation_config.json"
 _CONFIG = "config.json"
 _CHATML_END = "<|im_end|>"

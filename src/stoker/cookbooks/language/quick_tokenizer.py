@@ -7,35 +7,17 @@ and again by transformers when the first conversation comes.
 
 from __future__ import annotations
 
-import json
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
-from stoker.cookbooks.language.tokens import PLAIN_CLASSES, open_tokenizer
+from stoker.cookbooks.language.tokenizer_files import LISTED_TOKENS, NAMED_TOKENS, is_quick, read_tokenizer_config
+from stoker.cookbooks.language.tokens import open_tokenizer
+from stoker.store.weight_files.headers import read_foreign, read_foreign_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-_NAMED = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
-_LISTS = ("additional_special_tokens", "extra_special_tokens")
-_HARMLESS: Final = frozenset(
-    {
-        *_NAMED,
-        *_LISTS,
-        "added_tokens_decoder",
-        "backend",
-        "chat_template",
-        "clean_up_tokenization_spaces",
-        "is_local",
-        "model_input_names",
-        "model_max_length",
-        "padding_side",
-        "tokenizer_class",
-        "truncation_side",
-    }
-)
-"""Keys of a tokenizer_config.json that change no token, or are compared with tokenizer.json."""
 _LARGE = 100_000
 """Vocabularies from here on may be mended by transformers, if they are Mistral's."""
 
@@ -70,8 +52,8 @@ def quick_tokenizer(folder: Path) -> Any:
     from tokenizers import Tokenizer
 
     try:
-        config = json.loads((folder / "tokenizer_config.json").read_bytes())
-        if config["tokenizer_class"] in PLAIN_CLASSES and _HARMLESS.issuperset(config):
+        config = read_tokenizer_config(folder)
+        if is_quick(folder, config):
             backend = Tokenizer.from_file(str(folder / "tokenizer.json"))
             if _says_the_same(folder, backend, config):
                 return QuickTokenizer(folder, backend, config)
@@ -83,12 +65,12 @@ def quick_tokenizer(folder: Path) -> Any:
 def _says_the_same(folder: Path, backend: Any, config: Mapping[str, Any]) -> bool:
     """Return True if transformers would add no token and change none of those in tokenizer.json."""
     is_large = backend.get_vocab_size() > _LARGE
-    if backend.padding is not None or (is_large and b"mistral" in (folder / "config.json").read_bytes().lower()):
+    if backend.padding is not None or (is_large and b"mistral" in read_foreign(folder / "config.json").lower()):
         return False
     added = backend.get_added_tokens_decoder()
     special = {token.content for token in added.values() if token.special}
-    named = [_content_of(config.get(name)) for name in _NAMED]
-    listed = [_content_of(one) for name in _LISTS for one in config.get(name) or ()]
+    named = [_content_of(config.get(name)) for name in NAMED_TOKENS]
+    listed = [_content_of(one) for name in LISTED_TOKENS for one in config.get(name) or ()]
     if not special.issuperset(one for one in (*named, *listed) if one is not None):
         return False
     for number, said in (config.get("added_tokens_decoder") or {}).items():
@@ -98,7 +80,7 @@ def _says_the_same(folder: Path, backend: Any, config: Mapping[str, Any]) -> boo
     beside = folder / "special_tokens_map.json"
     if not beside.is_file():
         return True
-    named_beside = json.loads(beside.read_bytes())
+    named_beside = read_foreign_json(beside)
     return all(_content_of(value) == _content_of(config.get(name)) for name, value in named_beside.items())
 
 

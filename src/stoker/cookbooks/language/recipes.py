@@ -73,6 +73,7 @@ from stoker.cookbooks.language.sample import sample, sample_model
 from stoker.cookbooks.language.saved_quantisation import has_wide_scales
 from stoker.cookbooks.language.sources import DataFinder
 from stoker.cookbooks.language.tokenise import TokeniseArgs, data_args, tokenise, tokenise_tables
+from stoker.cookbooks.language.tokenizer_files import tokenizer_family
 from stoker.cookbooks.language.train_full import train_full, train_full_8bit
 from stoker.cookbooks.language.train_lora import train_lora
 from stoker.core.errors import InsufficientDeviceMemory
@@ -392,6 +393,7 @@ def _tokenised(name: str, args: DataArgs, wanted: _Wanted) -> Tip:
         train_on=args.train_on,
         holdout_percent=args.holdout_percent,
         is_paired=wanted.load.is_paired,
+        family=tokenizer_family(wanted.base.folder, wanted.base.config),
     )
     is_plain = not any(needs_arrow(Path(file)) for source in wanted.data for file in source.files)
     return PlanBuilder(name.rpartition("/")[2]).start(tokenise if is_plain else tokenise_tables, settings)

@@ -27,10 +27,11 @@ if TYPE_CHECKING:
 
 _UNFINISHED = "\ufffd"
 """The character for bytes that are no character, perhaps only because more of them follow."""
-_USES = ("safetensors", "tokenizers", "torch", "transformers")
+ANSWERING = ("jinja2", "safetensors", "tokenizers", "torch", "transformers")
+"""What answers need: templates of chats are rendered by Jinja."""
 
 
-@stage("language/sample", version=1, uses=_USES, deterministic=False)
+@stage("language/sample", version=1, uses=ANSWERING, deterministic=False)
 def sample(job: StageContext, adapter: Adapter, args: SampleArgs) -> Samples:
     """Complete prompts with a base and an adapter."""
     from stoker.cookbooks.language.peft import read_adapter
@@ -41,7 +42,7 @@ def sample(job: StageContext, adapter: Adapter, args: SampleArgs) -> Samples:
     return _sampled(job, read_base(base), adapter.path, args, slot_logits(slots, 0))
 
 
-@stage("language/sample_model", version=1, uses=_USES, deterministic=False)
+@stage("language/sample_model", version=1, uses=ANSWERING, deterministic=False)
 def sample_model(job: StageContext, model: LanguageModel, args: SampleArgs) -> Samples:
     """Complete prompts with a whole model."""
     import torch

@@ -33,6 +33,7 @@ class TokeniseArgs(BaseArgs):
     train_on: Literal["completion", "all"] = arg("completion", help="learn answers only, or prompts too")
     holdout_percent: float = arg(5.0, help="share of held-out examples, at least one", gt=0, le=50)
     is_paired: bool = arg(False, help="lines are pairs of a chosen and a rejected answer", later=True)
+    family: str = arg("", help="architecture that decides the class of the tokenizer; empty: its files do", later=True)
 
 
 def data_args(sources: Sequence[SourceArgs]) -> dict[str, Any]:
@@ -98,7 +99,7 @@ def _lines_in(args: TokeniseArgs, check: Callable[[], None]) -> int:
     return total
 
 
-@stage("language/tokenise", version=1, uses=("numpy", "tokenizers", "transformers"), foresee=look_through)
+@stage("language/tokenise", version=1, uses=("jinja2", "numpy", "tokenizers", "transformers"), foresee=look_through)
 def tokenise(job: StageContext, args: TokeniseArgs) -> Examples:
     """Read examples, render chats with the base's template, tokenise them and hold some out."""
     return _tokenised(job, args)
@@ -107,7 +108,7 @@ def tokenise(job: StageContext, args: TokeniseArgs) -> Examples:
 @stage(
     "language/tokenise_tables",
     version=1,
-    uses=("numpy", "pyarrow", "tokenizers", "transformers"),
+    uses=("jinja2", "numpy", "pyarrow", "tokenizers", "transformers"),
     foresee=look_through,
 )
 def tokenise_tables(job: StageContext, args: TokeniseArgs) -> Examples:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from array import array
 from collections import Counter
@@ -27,13 +26,12 @@ from stoker.cookbooks.language.examples import (
 )
 from stoker.cookbooks.language.hub_code import forbid_hub_code
 from stoker.cookbooks.language.reading import ChatMessage, InvalidLines, RawExample, nothing_to_learn
+from stoker.cookbooks.language.tokenizer_files import is_plain, read_tokenizer_config
 from stoker.core.frozen import frozen
 from stoker.core.text import first_line
 
 SPLIT_SEED: Final = 46
 """Decides which examples are held out: the same everywhere, so that evaluations can be compared."""
-PLAIN_CLASSES: Final = ("PreTrainedTokenizerFast", "TokenizersBackend")
-"""Class names of tokenizers that are complete in their tokenizer.json."""
 _LINES_AT_ONCE = 512
 _CHARACTERS_AT_ONCE = 4_000_000
 _MOST_PLACES = 20
@@ -74,12 +72,7 @@ def _class_for(folder: Path) -> Any:
     from transformers.utils import logging
 
     logging.set_verbosity_error()
-    try:
-        config = json.loads((folder / "tokenizer_config.json").read_bytes())
-        is_plain = config["tokenizer_class"] in PLAIN_CLASSES and "auto_map" not in config
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        is_plain = False
-    if is_plain and (folder / "tokenizer.json").is_file():
+    if is_plain(folder, read_tokenizer_config(folder)):
         from transformers import PreTrainedTokenizerFast
 
         return PreTrainedTokenizerFast

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import math
 import os
 import subprocess
@@ -16,6 +17,7 @@ from stoker.cookbooks.language.bundled import TinyShape, bundled_base, write_bas
 from stoker.cookbooks.language.recipes import LoraRecipeArgs
 from stoker.cookbooks.language.train_lora import train_lora
 from stoker.core import jsontext
+from stoker.core.digests import digest_bytes
 from stoker.core.frozen import changed
 from stoker.devices.admission import Admission, AdmissionDelay, MachineMemory, admit
 from stoker.devices.estimate.terms import context_bytes_of
@@ -190,6 +192,38 @@ def test_a_place_is_no_part_of_the_work_and_another_weight_is(tmp_path):
     assert identity(first, "train_lora") != identity(other, "train_lora")
     # Tokens depend on the tokenizer alone.
     assert identity(first, "tokenise") == identity(other, "tokenise")
+
+
+@pytest.mark.parametrize(
+    ("said", "is_known_by_files"),
+    [
+        ({}, True),
+        ({"tokenizer_class": "Qwen2Tokenizer"}, False),
+        ({"add_prefix_space": True}, False),
+        ({"tokenizer_class": None}, False),
+    ],
+)
+def test_the_family_of_a_base_is_part_of_its_tokens_where_it_decides_the_class_of_the_tokenizer(
+    tmp_path, said, is_known_by_files
+):
+    def identity(name: str, family: Any, **changes: Any) -> Any:
+        base = write_base(tmp_path / name, TinyShape(family=family))
+        for file, more in (("tokenizer_config.json", said), ("config.json", changes)):
+            path = base / file
+            path.write_text(json.dumps({**json.loads(path.read_text()), **more}))
+        one = compiled("lora", base=str(base)).node("tokenise")
+        return one.stage.args.identity(one.args, lambda path: digest_bytes(Path(path).read_bytes()))
+
+    of_llama = identity("a", "llama")
+    assert (of_llama == identity("b", "qwen2")) is is_known_by_files
+    assert (of_llama == identity("c", "llama", tokenizer_class="LlamaTokenizer")) is is_known_by_files
+    assert of_llama == identity("d", "llama", rms_norm_eps=1e-5)
+
+
+def test_stages_that_render_templates_of_chats_need_what_renders_them():
+    rendering = [one for one in COOKBOOK.stages if "tokenizers" in one.uses and one.name != "language/export_model"]
+    assert len(rendering) == 5
+    assert all("jinja2" in one.uses for one in rendering)
 
 
 def test_without_a_word_about_gpus_one_is_asked_for_if_there_is_one():
