@@ -59,6 +59,7 @@ class DataFinder:
                 found += self._found(where, source, args.eval_split, is_eval=True)
         for where, message, hint in self._wrong_columns(listed):
             self._checking.note(where, message, hint)
+        self._refuse_columns("columns", args.columns, found)
         if args.eval_split and found:
             if not self._checking.has_faults and not any(one.is_eval for one in found):
                 self._checking.note("eval_split", "no source has splits: all are files", "leave it out")
@@ -69,6 +70,12 @@ class DataFinder:
                 )
         return tuple(sorted(found, key=lambda one: one.is_eval))
 
+    def _refuse_columns(self, where: str, columns: Mapping[str, str], sources: Sequence[SourceArgs]) -> None:
+        """Add a fault if columns are named, and none of some sources has any."""
+        if columns and sources and all(one.bundled or set(one.layouts) == {"text"} for one in sources):
+            what = f"{sources[0].name} is {'bundled' if sources[0].bundled else 'plain text'}"
+            self._checking.note(where, f"{what}: it has no columns", "leave it out")
+
     def _wrong_columns(self, listed: Sequence[str | DataSource]) -> Iterator[tuple[str, str, str]]:
         mappings: dict[str, Mapping[str, str]] = {"columns": self._args.columns}
         mappings |= {f"data.{n}.columns": one.columns for n, one in enumerate(listed) if isinstance(one, DataSource)}
@@ -78,6 +85,11 @@ class DataFinder:
 
     def _found(self, where: str, source: DataSource, split: str, *, is_eval: bool) -> list[SourceArgs]:
         """Return a source with its files; nothing after noting a fault."""
+        found = self._located(where, source, split, is_eval=is_eval)
+        self._refuse_columns(f"{where}.columns", source.columns, found)
+        return found
+
+    def _located(self, where: str, source: DataSource, split: str, *, is_eval: bool) -> list[SourceArgs]:
         checking, text = self._checking, source.path.strip()
         split_name = "eval_split" if is_eval else "split"
         made = SourceArgs(

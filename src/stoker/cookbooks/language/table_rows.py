@@ -33,6 +33,8 @@ _ROWS_ONCE, _MOST_ONCE_BYTES = 1024, 128 * 1024 * 1024
 """For columns of which equal values are read once: 32 MiB of texts took 107 MiB."""
 _VALUE_BYTES = 32
 """Memory of a value beside its bytes, also of one that is missing: 26 bytes were measured in lists of texts."""
+_ROLES = frozenset({"role", "from"})
+"""Keys of a message."""
 _DELIMITERS = ",;\t"
 _QUOTE_HINT = "a quote inside a value is written twice"
 
@@ -89,7 +91,7 @@ def csv_rows(name: str, lines: CsvLines, choose: ColumnChoice, delimiter: str = 
         if isinstance(row, str):
             yield first, row
         elif row:
-            yield first, _read_messages({part: row[place] for part, place in places.items()})
+            yield first, _read_conversations({part: row[place] for part, place in places.items()})
 
 
 def _next_row(rows: Iterator[list[str]], columns: int) -> list[str] | str | None:
@@ -111,8 +113,10 @@ def _csv_fault(error: csv.Error) -> str:
     return "a quote is not closed" if "end of data" in str(error) else str(error)
 
 
-def _read_messages(values: dict[str, Any]) -> Mapping[str, Any] | str:
-    """Return the values with a conversation read from its text: a table of text holds it as JSON."""
+def _read_conversations(values: dict[str, Any]) -> Mapping[str, Any] | str:
+    """Return the values with conversations read from their texts: a table of text holds them as JSON."""
+    if "rejected" in values:
+        return {part: _conversation_in(value) or value for part, value in values.items()}
     text = values.get("messages")
     if not isinstance(text, str):
         return values
@@ -120,6 +124,18 @@ def _read_messages(values: dict[str, Any]) -> Mapping[str, Any] | str:
         return {**values, "messages": json.loads(text)}
     except (ValueError, RecursionError):
         return "messages is no JSON list"
+
+
+def _conversation_in(value: Any) -> list[Any] | None:
+    """Return the messages in a text of a pair; None if it is another text, perhaps another list."""
+    if not isinstance(value, str) or not value.lstrip().startswith("["):
+        return None
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        return None
+    is_conversation = all(isinstance(one, dict) and not _ROLES.isdisjoint(one) for one in found)
+    return found if is_conversation else None
 
 
 def parquet_rows(path: Path, choose: ColumnChoice, most_bytes: int) -> Iterator[Row]:
@@ -241,7 +257,7 @@ def _row(values: dict[str, Any]) -> Mapping[str, Any] | str:
     for part, value in values.items():
         if isinstance(value, str) and len(value) > LONGEST_VALUE:
             return f"{part} is longer than {LONGEST_VALUE >> 20} MiB"
-    return _read_messages(values)
+    return _read_conversations(values)
 
 
 def unpacks_to_more(name: str, most_bytes: int) -> StageInputError:

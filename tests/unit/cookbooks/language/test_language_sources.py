@@ -103,6 +103,45 @@ def test_a_conversation_in_a_csv_file_is_json(tmp_path):
     assert "a.csv:2: messages is no JSON list" in refused(written(tmp_path / "a.csv", "messages\nhello\n"))
 
 
+ASKED, SAID, NOT_SAID = (
+    json.dumps([{"role": role, "content": text}])
+    for role, text in (("user", "hi"), ("assistant", "ho"), ("assistant", "hm"))
+)
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet"])
+def test_conversations_in_a_table_of_pairs_are_json(tmp_path, kind):
+    def table(**columns: str) -> Path:
+        if kind == "parquet":
+            return parquet(tmp_path / "a.parquet", {name: [value] for name, value in columns.items()})
+        values = ",".join('"' + value.replace('"', '""') + '"' for value in columns.values())
+        return written(tmp_path / "a.csv", f"{','.join(columns)}\n{values}\n")
+
+    (found,) = read(table(prompt=ASKED, chosen=SAID, rejected=NOT_SAID))
+    assert (found.form, [one.context for one in found.sides]) == ("chat_pair", [1, 1])
+    assert [[one.content for one in side.messages] for side in found.sides] == [["hi", "ho"], ["hi", "hm"]]
+    begun = [f"{ASKED[:-1]}, {side[1:]}" for side in (SAID, NOT_SAID)]
+    (found,) = read(table(chosen=begun[0], rejected=begun[1]))
+    assert [one.context for one in found.sides] == [1, 1]
+    # Other lists are texts, as are conversations that are only completed.
+    for chosen, rejected in (("[1]", "[2]"), ('[{"a": 1}]', "[]"), ("[open", "[" * 100_000)):
+        (found,) = read(table(prompt="x", chosen=chosen, rejected=rejected))
+        assert [one.completion for one in found.sides] == [chosen, rejected]
+    (found,) = read(table(prompt=ASKED, completion=SAID))
+    assert (found.text, found.completion) == (ASKED, SAID)
+    assert "chosen is a list, not a text" in refused(table(prompt="x", chosen=SAID, rejected="no"))
+
+
+def test_columns_of_what_has_none_are_refused(tmp_path):
+    named = {"prompt": "q", "completion": "a"}
+    assert faults_of(data="sums", columns=named) == {"columns": "sums is bundled: it has no columns | leave it out"}
+    text, table = (written(tmp_path / name, "q,a\n1,2\n") for name in ("a.txt", "a.csv"))
+    told = faults_of(data=[str(table), {"path": str(text), "columns": named}])
+    assert told == {"data.1.columns": f"{text} is plain text: it has no columns | leave it out"}
+    assert faults_of(data=[str(text), "sums"], columns=named).keys() == {"columns"}
+    assert compiled("lora", data=[str(table), str(text)], columns=named).nodes
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
