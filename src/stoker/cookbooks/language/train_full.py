@@ -12,7 +12,6 @@ from stoker.cookbooks.language.arguments import FullArgs, device_of
 from stoker.cookbooks.language.kinds import Examples, LanguageModel
 from stoker.cookbooks.language.schemas import BaseFacts, write_training
 from stoker.core.clock import Clock, SystemClock
-from stoker.core.frozen import changed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,12 +71,9 @@ def _train(job: StageContext, examples: Examples, args: FullArgs, ranks: Trainin
     if args.threads is not None:
         torch.set_num_threads(min(args.threads, os.cpu_count() or 1))
     module = TrainedModule(Path(args.base), args, ranks)
-    is_packed = args.packing and module.takes_packed_rows
-    (attempt,) = SoloContext(job, {"examples": examples}, changed(args, packing=is_packed)).new_members(0.0)
-    member: TrainedMember[FullArgs] = TrainedMember(attempt, vocabulary=base.vocabulary)
-    if is_packed is not args.packing:
-        member.notes.append(f"{base.family} does not keep texts of one row apart: one text per row, packing=false.")
-        job.log(member.notes[-1])
+    (attempt,) = SoloContext(job, {"examples": examples}, args).new_members(0.0)
+    mixes = "" if module.takes_packed_rows else base.family
+    member: TrainedMember[FullArgs] = TrainedMember(attempt, vocabulary=base.vocabulary, mixes=mixes)
 
     def write_folder(name: str, now: dict[str, Tensor]) -> None:
         write_checkpoint(

@@ -253,14 +253,12 @@ class _Running:
             attempt.job.tell(self._path)
         else:
             attempt.job.log(self._path)
-        packs = not attempt.args.packing or not isinstance(base, GeneralBase) or base.packs
-        if not packs:
-            attempt.job.log(f"rows are padded, not packed: {base.shape.model.family} does not isolate texts in one row")
+        mixes = isinstance(base, GeneralBase) and not base.packs
         member = AdapterMember(
             attempt,
             vocabulary=base.shape.vocabulary,
             closes_up=_closes_up(base),
-            packs=packs,
+            mixes=base.shape.model.family if mixes else "",
             targets=_targets(attempt.args.targets, base),
             whole=_whole(attempt.args.modules_to_save, base),
             is_transposed=isinstance(base, GeneralBase) and base.is_transposed,

@@ -125,15 +125,20 @@ Args = TypeVar("Args", LoraArgs, FullArgs)
 class TrainedMember(Generic[Args]):
     """A training of an adapter or of all weights."""
 
-    def __init__(self, attempt: Member, *, vocabulary: int, closes_up: bool = False, packs: bool = True) -> None:
+    def __init__(self, attempt: Member, *, vocabulary: int, closes_up: bool = False, mixes: str = "") -> None:
         """Read its data. Raises `BadInput` for tokens that the base does not have.
 
-        `closes_up`: its rows may be concatenated. `packs`: they may be packed.
+        `closes_up`: its rows may be concatenated. `mixes`: the family of a base that does not keep the texts of one row
+        apart, so that they are not packed.
         """
         self.attempt = attempt
         self.args: Args = attempt.args
+        self.notes: list[str] = []
+        if self.args.packing and mixes:
+            self.args = changed(self.args, packing=False)
+            self.notes.append(f"{mixes} does not keep texts of one row apart: one text per row, packing=false.")
+            attempt.job.log(self.notes[-1])
         args = self.args
-        self.is_packed = args.packing and packs
         self.examples: ExampleSet = attempt.inputs["examples"].load()
         _check(self.examples, vocabulary)
         self._cursor = self._cursor_at(Position())
@@ -142,10 +147,10 @@ class TrainedMember(Generic[Args]):
         self._warmup = warmup_of(self.updates, args.warmup_percent)
         self._lengths = self.examples.lengths[self.examples.texts_of(self.examples.kept).flatten()]
         is_single = args.batch * self.examples.sides == 1
-        self.is_close = closes_up and not self.is_packed and not is_single and is_worth_closing_up(self._lengths)
+        self.is_close = closes_up and not self.args.packing and not is_single and is_worth_closing_up(self._lengths)
         """True if its rows are concatenated while memory suffices."""
         self.held_out = tuple(
-            evaluation_rows(self.examples, row_tokens=args.max_seq_len, batch=args.batch, is_packed=self.is_packed)
+            evaluation_rows(self.examples, row_tokens=args.max_seq_len, batch=args.batch, is_packed=self.args.packing)
         )
         self.update = 0
         """Number of its updates."""
@@ -154,7 +159,6 @@ class TrainedMember(Generic[Args]):
         self.before_ranking: AnswerRanking | None = None
         self.before: float | None = None
         """Its evaluation before the first update: that of the base."""
-        self.notes: list[str] = []
         self._position = self._cursor.position
         self._ahead: list[Update] = []
 
@@ -270,7 +274,7 @@ class TrainedMember(Generic[Args]):
             row_tokens=args.max_seq_len,
             batch=args.batch,
             seed=args.seed,
-            is_packed=self.is_packed,
+            is_packed=self.args.packing,
             at=position,
         )
 
@@ -284,7 +288,7 @@ class AdapterMember(TrainedMember[LoraArgs]):
         *,
         vocabulary: int,
         closes_up: bool = False,
-        packs: bool = True,
+        mixes: str = "",
         targets: tuple[str, ...] = (),
         whole: tuple[str, ...] = (),
         is_transposed: bool = False,
@@ -294,7 +298,7 @@ class AdapterMember(TrainedMember[LoraArgs]):
         `targets`: the meaning of its targets in the base, whose matrices may be kept transposed. `whole`: full names of
         the modules that it trains whole.
         """
-        super().__init__(attempt, vocabulary=vocabulary, closes_up=closes_up, packs=packs)
+        super().__init__(attempt, vocabulary=vocabulary, closes_up=closes_up, mixes=mixes)
         self.slot = attempt.number
         self._targets = targets
         self._whole = whole
@@ -347,13 +351,13 @@ class AdapterMember(TrainedMember[LoraArgs]):
         if not is_coarse:
             length = bucket(length, self.args.max_seq_len, is_coarse=False)
             return MemberPassShape(slot=self.slot, rows=rows, length=length, objective=self.objective)
-        args, is_laid = self.args, batch.segments is not None and not self.is_packed
+        args, is_laid = self.args, batch.segments is not None and not self.args.packing
         every = args.batch * self.examples.sides
         if is_laid:
             usual = math.ceil(every * float(self._lengths.mean()))
             largest = int(np.sort(self._lengths)[-every:].sum())
         else:
-            usual = largest = args.max_seq_len if self.is_packed else int(self._lengths.max())
+            usual = largest = args.max_seq_len if self.args.packing else int(self._lengths.max())
         most = args.max_seq_len * (every if is_laid else 1)
         padded, usual, largest = (bucket(one, most, is_coarse=True) for one in (length, usual, largest))
         # Always the rows of a whole batch, also at the end of an epoch.

@@ -10,6 +10,7 @@ import pytest
 
 from stoker.cookbooks.language.bundled import TinyShape, write_base
 from stoker.cookbooks.language.kinds import Adapter
+from stoker.cookbooks.language.schemas import read_training
 from stoker.core.errors import BadInput, StageDiverged
 from tests.later import imported_later
 from tests.unit.cookbooks.language.shared.companions import Person, some_pairs
@@ -158,5 +159,8 @@ def test_texts_that_a_family_does_not_isolate_are_padded(
     monkeypatch.setattr("stoker.cookbooks.language.compute.general_base.takes_packed_rows", lambda _module: False)
     train(packed)
     assert isinstance(packed.ended, Adapter)
-    assert "rows are padded, not packed: gpt2 does not isolate texts in one row" in packed.log
+    note = "gpt2 does not keep texts of one row apart: one text per row, packing=false."
+    assert note in packed.log
+    training = read_training(packed.ended.path)
+    assert (training["notes"], training["settings"]["packing"]) == ([note], False)
     assert same_bits(packed, padded)
