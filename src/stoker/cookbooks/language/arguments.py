@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -298,6 +300,11 @@ def device_of(devices: tuple[str, ...]) -> tuple[str, str]:
     if torch.cuda.is_available():
         return "cuda", ""
     return "cpu", "This torch can't use the assigned GPU: computed on the CPU."
+
+
+def can_compile() -> bool:
+    """Return True if kernels can be compiled here: that needs Triton, and a C compiler."""
+    return importlib.util.find_spec("triton") is not None and any(map(shutil.which, ("cc", "gcc", "clang")))
 
 
 def settled_dtype(wanted: Dtype, *, on_gpu: bool) -> SettledDtype:

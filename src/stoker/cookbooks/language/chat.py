@@ -27,11 +27,10 @@ from stoker.cookbooks.language.bases import TrainableBase, read_base
 from stoker.cookbooks.language.checks import LanguageArgsChecker
 from stoker.cookbooks.language.conversations import ConversationTemplate, end_tokens
 from stoker.cookbooks.language.kinds import Answers
-from stoker.cookbooks.language.memory_needs import Load, is_general, kept_as, sample_needs, too_large
+from stoker.cookbooks.language.memory_needs import Load, is_general, load_over, sample_needs, too_large
 from stoker.cookbooks.language.peft import adapter_files, is_dora, read_config
 from stoker.cookbooks.language.reading import ChatMessage
 from stoker.cookbooks.language.sample import ANSWERING, Sampler, is_chat, open_slots, slot_logits
-from stoker.cookbooks.language.saved_quantisation import has_wide_scales
 from stoker.cookbooks.language.schemas import ANSWERS, TRAINING, AnswersRecord, CompletionSample, read_training
 from stoker.core import jsontext
 from stoker.core.errors import BadInput
@@ -135,7 +134,10 @@ def chat_load(
 ) -> Load:
     """Return the load of valid models by which memory is estimated."""
     configs = [read_config(one.adapter) for one in models if one.adapter is not None]
-    return Load(
+    return load_over(
+        base,
+        base_dtype=base_dtype,
+        path=path,
         rank=max([one["r"] for one in configs], default=1),
         dora=any(map(is_dora, configs)),
         whole=len({name for one in configs for name in one.get("modules_to_save") or ()}),
@@ -143,9 +145,6 @@ def chat_load(
         rows=1,
         tokens=min(_ESTIMATED_TOKENS, base.positions),
         dtype=dtype,
-        base_dtype=kept_as(base, base_dtype),
-        has_wide_scales=has_wide_scales(base.config),
-        is_general=is_general(base, path),
     )
 
 

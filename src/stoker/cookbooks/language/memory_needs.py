@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from stoker.authoring import Needs, SharedBase
 from stoker.cookbooks.language.arguments import (
@@ -19,6 +19,7 @@ from stoker.cookbooks.language.arguments import (
     Optimizer,
     SettledDtype,
     TrainingMethod,
+    can_compile,
     settled_dtype,
     share_key,
 )
@@ -84,6 +85,49 @@ class Load:
     """True if adapters have magnitudes."""
     whole: int = 0
     """Number of embeddings and heads that are trained beside each."""
+    is_compiled: bool = True
+    """False if kernels can't be compiled where it runs on a GPU."""
+
+
+def load_over(base: TrainableBase | Outline, *, base_dtype: BaseDtype, path: BasePath, **sizes: Any) -> Load:
+    """Return a load over a base: how the base is kept and computed, with the other sizes."""
+    return Load(
+        base_dtype=kept_as(base, base_dtype),
+        has_wide_scales=has_wide_scales(base.config),
+        is_general=is_general(base, path),
+        **sizes,
+    )
+
+
+def adapter_load(
+    base: TrainableBase | Outline,
+    args: _AdapterSizeArgs,
+    *,
+    tokens: int,
+    dtype: SettledDtype,
+    targets: tuple[str, ...] | None = None,
+    is_compiled: bool = True,
+) -> Load:
+    """Return the load of an adapter over a base; `targets` are those of the arguments, or what they mean."""
+    return load_over(
+        base,
+        base_dtype=args.base_dtype,
+        path=args.path,
+        rank=args.rank,
+        targets=targets_in_block(base, args.targets if targets is None else targets),
+        rows=args.batch,
+        tokens=tokens,
+        dtype=dtype,
+        is_paired=args.method != "sft",
+        dora=args.dora,
+        whole=len(whole_modules(args.modules_to_save, base)),
+        is_compiled=is_compiled,
+    )
+
+
+def compiles_here() -> bool:
+    """Return False if kernels can't be compiled for the GPUs of this machine; another machine's compile."""
+    return can_compile() or not _devices()
 
 
 def member_needs(shape: ModelShape, load: Load, where: MemoryLocation) -> MultiAdapterNeeds:
@@ -117,6 +161,7 @@ def _multi_adapter(shape: ModelShape, load: Load, where: MemoryLocation) -> Mult
         is_paired=load.is_paired,
         dora=load.dora,
         whole=load.whole,
+        is_compiled=load.is_compiled,
     )
 
 
@@ -133,19 +178,7 @@ def too_large(base: TrainableBase, load: Load, *, gpus: int) -> InsufficientDevi
 def what_fits(args: LoraArgs, room_bytes: int) -> str:
     """Return which sizes of an adapter would fit into so much RAM, with its base."""
     base = find_base(args.base)
-    load = Load(
-        rank=args.rank,
-        targets=targets_in_block(base, args.targets),
-        rows=args.batch,
-        tokens=args.max_seq_len,
-        dtype=args.dtype,
-        base_dtype=kept_as(base, args.base_dtype),
-        has_wide_scales=has_wide_scales(base.config),
-        is_paired=args.method != "sft",
-        is_general=is_general(base, args.path),
-        dora=args.dora,
-        whole=len(whole_modules(args.modules_to_save, base)),
-    )
+    load = adapter_load(base, args, tokens=args.max_seq_len, dtype=args.dtype)
     training = changed(_multi_adapter(base.shape, load, MemoryLocation.CPU), adapters=1)
     return "; ".join(map(str, smaller(room_bytes, training, _as_asked, _WORDS)))
 
@@ -237,13 +270,9 @@ def reading_needs(base: TrainableBase) -> Needs:
 # What adapters share on a machine that is not known yet: the base, and its size.
 
 
-class _LoraSizeArgs(Protocol):
-    """The arguments of language/lora that decide its size."""
+class _AdapterSizeArgs(Protocol):
+    """The arguments of an adapter that decide its size over a base, beside its tokens and precision."""
 
-    @property
-    def base(self) -> str: ...
-    @property
-    def dtype(self) -> Dtype: ...
     @property
     def base_dtype(self) -> BaseDtype: ...
     @property
@@ -260,6 +289,15 @@ class _LoraSizeArgs(Protocol):
     def targets(self) -> tuple[str, ...]: ...
     @property
     def batch(self) -> int: ...
+
+
+class _LoraSizeArgs(_AdapterSizeArgs, Protocol):
+    """The arguments of language/lora that decide its size."""
+
+    @property
+    def base(self) -> str: ...
+    @property
+    def dtype(self) -> Dtype: ...
     @property
     def max_seq_len(self) -> int | None: ...
     @property
@@ -276,19 +314,9 @@ def shared_by_lora(args: _LoraSizeArgs, digest_of: Callable[[str], str]) -> Shar
         files, about = [str(base.folder / name) for name in base.files], base_facts(base, digest_of)
 
     def needs(where: MemoryLocation) -> MultiAdapterNeeds:
-        load = Load(
-            rank=args.rank,
-            targets=targets_in_block(base, args.targets),
-            rows=args.batch,
-            tokens=min(args.max_seq_len or DEFAULT_TOKENS, base.positions),
-            dtype=settled_dtype(args.dtype, on_gpu=where is MemoryLocation.CUDA),
-            base_dtype=kept_as(base, args.base_dtype),
-            has_wide_scales=has_wide_scales(base.config),
-            is_paired=args.method != "sft",
-            is_general=is_general(base, args.path),
-            dora=args.dora,
-            whole=len(whole_modules(args.modules_to_save, base)),
-        )
+        tokens = min(args.max_seq_len or DEFAULT_TOKENS, base.positions)
+        dtype = settled_dtype(args.dtype, on_gpu=where is MemoryLocation.CUDA)
+        load = adapter_load(base, args, tokens=tokens, dtype=dtype)
         return placed_needs(base.shape, load, where)
 
     on_device, on_cpu = needs(MemoryLocation.CUDA), needs(MemoryLocation.CPU)

@@ -46,7 +46,7 @@ from stoker.cookbooks.language.arguments import (
 )
 from stoker.cookbooks.language.bases import CONFIG, TrainableBase
 from stoker.cookbooks.language.chat import BASE_NAME, ChatModel, answer, answering_files, chat_load
-from stoker.cookbooks.language.checks import LanguageArgsChecker, outline_of, whole_modules
+from stoker.cookbooks.language.checks import LanguageArgsChecker, outline_of
 from stoker.cookbooks.language.data_sets import CARD
 from stoker.cookbooks.language.export import ExportArgs, ExportModelArgs, export_adapter, export_model
 from stoker.cookbooks.language.gguf_model import GGUF_FAMILIES, GgufDtype, model_faults
@@ -54,15 +54,15 @@ from stoker.cookbooks.language.kinds import Adapter, Answers, Examples, GgufFile
 from stoker.cookbooks.language.memory_needs import (
     FullTrainingSpec,
     Load,
+    adapter_load,
+    compiles_here,
     full_needs,
     full_too_large,
     is_general,
-    kept_as,
     lora_needs,
     reading_needs,
     sample_needs,
     shared_by_lora,
-    targets_in_block,
     too_large,
 )
 from stoker.cookbooks.language.merge import MergeArgs, merge_weights
@@ -70,7 +70,6 @@ from stoker.cookbooks.language.peft import adapter_files, is_dora, read_config
 from stoker.cookbooks.language.reading import needs_arrow
 from stoker.cookbooks.language.report import report_full, report_full_samples, report_lora, report_lora_samples
 from stoker.cookbooks.language.sample import sample, sample_model
-from stoker.cookbooks.language.saved_quantisation import has_wide_scales
 from stoker.cookbooks.language.sources import DataFinder
 from stoker.cookbooks.language.tokenise import TokeniseArgs, data_args, tokenise, tokenise_tables
 from stoker.cookbooks.language.tokenizer_files import tokenizer_family
@@ -330,18 +329,8 @@ def _lora(args: LoraRecipeArgs) -> _Wanted:
     assert base is not None  # noqa: S101 - refused above
     gpus = _gpus(args)
     dtype = settled_dtype(args.dtype, on_gpu=gpus > 0)
-    load = Load(
-        rank=args.rank,
-        targets=targets_in_block(base, targets),
-        rows=args.batch,
-        tokens=length,
-        dtype=dtype,
-        base_dtype=kept_as(base, args.base_dtype),
-        has_wide_scales=has_wide_scales(base.config),
-        is_paired=args.method != "sft",
-        is_general=is_general(base, args.path),
-        dora=args.dora,
-        whole=len(whole_modules(args.modules_to_save, base)),
+    load = adapter_load(
+        base, args, tokens=length, dtype=dtype, targets=targets, is_compiled=not gpus or compiles_here()
     )
     _refuse_too_large(checking, too_large(base, load, gpus=gpus), gpus)
     return _Wanted(base=_called(base, args.base_name), data=data, load=load, targets=targets)

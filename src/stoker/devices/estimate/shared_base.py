@@ -50,9 +50,12 @@ _FLOAT = 4
 _INT = 8
 
 
-def loss_bytes(shape: ModelShape, dtype: Width, tokens: int, *, is_compiled: bool) -> int:
+def loss_bytes(shape: ModelShape, dtype: Width, tokens: int, *, is_compiled: bool, is_general: bool = False) -> int:
     """Return what one chunk of the loss holds, of that many tokens or fewer."""
     words = min(tokens, chunk_tokens(shape)) * shape.vocabulary
+    if is_general:
+        # Logits, and by autograd in 32 bits: log-softmax, its gradient and theirs. On a CPU 12 bytes were measured.
+        return words * (dtype.bytes + 3 * _FLOAT)
     if is_compiled:
         # Logits and their gradient.
         return words * 2 * dtype.bytes
@@ -177,6 +180,10 @@ class MultiAdapterTraining:
     def compiles(self) -> bool:
         """True if kernels are compiled: on GPUs alone."""
         return self.is_compiled and self.where is MemoryLocation.CUDA
+
+    def loss_bytes(self, tokens: int) -> int:
+        """Return what one chunk of the loss holds, of that many tokens or fewer."""
+        return loss_bytes(self.shape, self.dtype, tokens, is_compiled=self.compiles, is_general=self.is_general)
 
     @property
     def _has_flash(self) -> bool:
@@ -371,7 +378,7 @@ def steady_base_bytes(training: MultiAdapterTraining) -> int:
     Members that are placed independently agree on it, and so on having one base.
     """
     tokens = min(chunk_tokens(training.shape), _STEADY_TOKENS)
-    chunk = loss_bytes(training.shape, training.dtype, tokens, is_compiled=training.compiles)
+    chunk = training.loss_bytes(tokens)
     return _weights(training).size_bytes + chunk + _process(training, None, "").size_bytes
 
 
@@ -415,7 +422,7 @@ def _loss(training: MultiAdapterTraining, adapters: int) -> EstimateTerm:
     """Return the loss as far as it exceeds what follows it: the backward pass of one member."""
     shape = training.shape
     tokens = training.tokens * (adapters if training.is_synchronized else 1)
-    size_bytes = loss_bytes(shape, training.dtype, tokens, is_compiled=training.compiles)
+    size_bytes = training.loss_bytes(tokens)
     chunk = min(tokens, chunk_tokens(shape))
     why = f"{chunk:,} tokens at a time × {shape.vocabulary:,} words, never all logits"
     return EstimateTerm("loss", max(0, size_bytes - training.working_bytes()), why)

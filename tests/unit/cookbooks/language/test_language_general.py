@@ -237,7 +237,8 @@ def test_autograd_keeps_more_than_the_fast_path(gpt2):
     shape = find_base("tiny").shape
     fast = estimate_adapters(read_adapters(shape, ["adapters=4"]))
     general = estimate_adapters(MultiAdapterTraining(shape=shape, adapters=4, is_general=True))
-    assert general.needs.base_bytes == fast.needs.base_bytes
+    # Of the loss, whose size is that of its chunk.
+    assert general.needs.base_bytes > fast.needs.base_bytes
     assert general.needs.member_bytes > 1.2 * fast.needs.member_bytes
 
 

@@ -241,6 +241,17 @@ def test_without_a_word_about_gpus_one_is_asked_for_if_there_is_one():
     assert asks(4, most=3).most == 3
 
 
+def test_kernels_are_counted_where_they_can_be_compiled_and_on_machines_that_are_not_known(monkeypatch):
+    def needs(can: bool, **around: Any) -> Any:
+        monkeypatch.setattr("stoker.cookbooks.language.memory_needs.can_compile", lambda: can)
+        with surrounded_by(changed(MachineContext(), **around)):
+            return compiled("lora", gpus=1, batch=64).node("train_lora").needs
+
+    here = {"count_gpus": lambda: 1, "rooms": lambda: {"A Card": 80 << 30}}
+    assert needs(False, **here).vram_gib > needs(True, **here).vram_gib
+    assert needs(False).vram_gib == needs(True).vram_gib
+
+
 def test_what_no_device_could_ever_hold_is_refused_with_numbers_and_what_would_fit():
     around = changed(MachineContext(), count_gpus=lambda: 1, rooms=lambda: {"Small Card": 1 << 30})
     with surrounded_by(around):

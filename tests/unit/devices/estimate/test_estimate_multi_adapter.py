@@ -95,6 +95,15 @@ def test_kernels_that_are_not_compiled_take_more():
     assert estimate_adapters(eager).total_bytes > estimate_adapters(COMPANY).total_bytes
 
 
+@pytest.mark.parametrize(("dtype", "word_bytes"), [(Width.BF16, 14), (Width.FP32, 16)])
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_a_loss_of_autograd_holds_its_steps_in_32_bits(dtype, word_bytes, is_compiled):
+    general = changed(COMPANY, is_general=True, dtype=dtype, is_compiled=is_compiled)
+    assert general.loss_bytes(1) == SHAPE.vocabulary * word_bytes
+    compiled = changed(COMPANY, dtype=dtype)
+    assert compiled.loss_bytes(1) == SHAPE.vocabulary * 2 * dtype.bytes
+
+
 def test_members_that_take_turns_share_their_activations():
     turns = estimate_adapters(changed(COMPANY, is_synchronized=False))
     assert [term.name for term in turns.member] == ["adapter"]

@@ -16,11 +16,11 @@ from typing import Any, Protocol, TypeAlias
 import torch
 from safetensors import SafetensorError, safe_open
 
-from stoker.cookbooks.language.arguments import BaseDtype
+from stoker.cookbooks.language.arguments import BaseDtype, can_compile
 from stoker.cookbooks.language.compute.decoding import KeyValueCache, SequenceCache
 from stoker.cookbooks.language.compute.frozen_base import EMBEDDING, HEAD, DecoderShape, shape_of
 from stoker.cookbooks.language.compute.int8 import Int8Matrix, dequantise_int8, quantise_int8
-from stoker.cookbooks.language.compute.math import can_compile, takes_ragged
+from stoker.cookbooks.language.compute.math import takes_ragged
 from stoker.cookbooks.language.compute.matrices import AdaptableShape
 from stoker.cookbooks.language.compute.module_copies import OuterModule
 from stoker.cookbooks.language.compute.nf4 import QuantisedMatrix, dequantise, quantise, tables

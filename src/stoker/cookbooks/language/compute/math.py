@@ -5,9 +5,7 @@ On a GPU each is one kernel (`gpu_kernels`) if a compiler is available; otherwis
 
 from __future__ import annotations
 
-import importlib.util
 import math
-import shutil
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -272,11 +270,6 @@ class PointwiseKernels:
     def packed_layout(head_dim: int) -> PackedLayout:  # noqa: ARG004 - that of `GpuKernels` depends on it
         """Return how sequences of packed rows are given to a kernel for heads of this width."""
         return "borders"
-
-
-def can_compile() -> bool:
-    """Return True if kernels can be compiled here: that needs Triton, and a C compiler."""
-    return importlib.util.find_spec("triton") is not None and any(map(shutil.which, ("cc", "gcc", "clang")))
 
 
 # Rotary positions: the angles of each frequency, as in the supported families.

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from stoker.cookbooks.language.arguments import can_compile
 from stoker.cookbooks.language.compute.banks import PLAIN, AdapterSpec, AdapterState, BankLayout, Optim, Pairs, Rows
 from stoker.cookbooks.language.compute.base_weights import BaseWeights, FrozenBase
 from stoker.cookbooks.language.compute.decoding import SequenceCache
@@ -20,7 +21,6 @@ from stoker.cookbooks.language.compute.math import (
     AttentionMask,
     PackedLayout,
     PointwiseKernels,
-    can_compile,
     mask_of,
 )
 from stoker.cookbooks.language.compute.module_copies import OuterModule
