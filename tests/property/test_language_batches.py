@@ -12,8 +12,8 @@ from tests.lengths import examples
 
 np = pytest.importorskip("numpy")
 
+from stoker.cookbooks.language.arguments import IGNORED  # noqa: E402 - as below
 from stoker.cookbooks.language.examples import (  # noqa: E402 - numpy may be missing
-    IGNORED,
     Cursor,
     ExampleFacts,
     ExampleSet,

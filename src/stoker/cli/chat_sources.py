@@ -16,6 +16,7 @@ from stoker.core.frozen import frozen
 from stoker.core.text import BEST, outside
 from stoker.jobs.trials import is_sweep, read_trials, trial_numbered
 from stoker.store.results import lay_out
+from stoker.store.weight_files.safetensors import ADAPTER_CONFIG
 from stoker.views.text_tables import near_path
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 RESET = "/reset"
 """The line that begins a new conversation."""
-_ADAPTER, _MODEL = "adapter_config.json", "config.json"
+_MODEL = "config.json"
 _RECIPES = ("language/lora", "language/full", "language/merge")
 
 
@@ -39,7 +40,7 @@ class ChatSource:
 
     @property
     def is_adapter(self) -> bool:
-        return (self.folder / _ADAPTER).is_file()
+        return (self.folder / ADAPTER_CONFIG).is_file()
 
 
 def all_found(call: CommandContext, given: dict[str, Any], scratch: Path) -> list[ChatSource]:
@@ -106,7 +107,7 @@ def _spec_of(call: CommandContext, job: LocalJob | FleetJob) -> JobSpec:
 
 
 def _is_model(folder: Path) -> bool:
-    return any((folder / name).is_file() for name in (_ADAPTER, _MODEL))
+    return any((folder / name).is_file() for name in (ADAPTER_CONFIG, _MODEL))
 
 
 def settled_choices(call: CommandContext, found: Sequence[ChatSource]) -> BaseChoices:

@@ -26,6 +26,7 @@ from stoker.jobs.job_history import NodeHistory, RunHistory
 from stoker.jobs.program import RECIPE
 from stoker.jobs.results import count_ends, has_best
 from stoker.jobs.trials import TrialEnd
+from stoker.store.weight_files.safetensors import ADAPTER_CONFIG
 from stoker.views.stage_lines import StageStepRate, finished_text, number, running_text, sign_of, waiting_text
 from stoker.views.text_tables import near_path, no_finite_text, not_compared_text, span, table
 from stoker.views.trial_lines import (
@@ -161,9 +162,6 @@ def _is_program(plan: Plan) -> bool:
 
 # The report of a sweep: counts, the best trial, next commands. With --quiet only the result folders.
 
-_ADAPTER = "adapter_config.json"
-"""The file by which PEFT recognises an adapter."""
-
 
 def show_sweep_outcome(call: CommandContext, build: JobBuild, job: JobResult, shared: SharedProcessRunView) -> None:
     """Print the outcome of a sweep."""
@@ -218,7 +216,7 @@ def _show_shared_process(call: CommandContext, build: JobBuild, job: JobResult, 
     if out is None or not has_best(out):
         return
     best = near_path(os.path.join(out, BEST), call.parts.settings.folder)
-    is_adapter = os.path.exists(os.path.join(out, BEST, _ADAPTER))
+    is_adapter = os.path.exists(os.path.join(out, BEST, ADAPTER_CONFIG))
     call.out.line(where_text(best, {str(trial.spec.args.get("base")) for trial in build.trials} if is_adapter else ()))
 
 

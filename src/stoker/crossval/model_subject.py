@@ -25,6 +25,7 @@ from stoker.crossval.runtimes import RuntimePlaces, model_form, plugin_command, 
 from stoker.crossval.scored_documents import DocumentScore
 from stoker.host.durable import read_regular
 from stoker.jobs.job_receipt import named_digest
+from stoker.store.weight_files.safetensors import ADAPTER_CONFIG
 
 PROMPT_TOKENS = 128
 DECODED_TOKENS = 32
@@ -33,7 +34,6 @@ MOST_TOKENS = 1024
 _MOST_BYTES = 256 << 20
 # A prime: ids are spread over the vocabulary, the same in every run.
 _STRIDE = 7919
-_ADAPTER_CONFIG = "adapter_config.json"
 _MOST_CONFIG_BYTES = 1 << 20
 _BURST = 5.0
 """How much the mean time between rows may exceed the median."""
@@ -208,7 +208,7 @@ def _digest(path: str, digest_of: Callable[[str], str]) -> dict[str, str]:
 
 def base_of(model: str, folder: str) -> str:
     """Return the folder of the base of an adapter; empty if a model is none. Raises `LocalFile` if it is not here."""
-    path = os.path.join(model, _ADAPTER_CONFIG)
+    path = os.path.join(model, ADAPTER_CONFIG)
     if not os.path.isfile(path):
         return ""
     try:

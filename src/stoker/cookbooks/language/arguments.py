@@ -40,6 +40,8 @@ SAMPLE: Final = "language/sample"
 ALL_LINEAR: Final = "all-linear"
 NF4_BLOCK: Final = 64
 """Weights with a common scale, in four bits."""
+IGNORED: Final = -100
+"""The label of a token whose successor is not learned, as in torch."""
 DEFAULT_TOKENS: Final = 512
 """Default of the longest row, if the base allows it."""
 LARGEST: Final = 1_000_000

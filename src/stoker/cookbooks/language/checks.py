@@ -39,12 +39,13 @@ from stoker.cookbooks.language.compute.base_path import weight_sizes
 from stoker.cookbooks.language.compute.frozen_base import EMBEDDING, HEAD
 from stoker.cookbooks.language.compute.general_shape import named_as
 from stoker.cookbooks.language.compute.matrices import GROUPS, meant_by, settled_targets, unknown_words
-from stoker.cookbooks.language.peft import CONFIG, adapter_header, is_dora, modules_of, read_config, tensor_names
+from stoker.cookbooks.language.peft import adapter_header, is_dora, modules_of, read_config, tensor_names
 from stoker.core.digests import is_digest
 from stoker.core.errors import BadInput, Damaged, MissingRepoFiles, StokerError
 from stoker.core.text import did_you_mean, format_size
 from stoker.engine.recipe import surroundings
 from stoker.store.weight_files.headers import shown
+from stoker.store.weight_files.safetensors import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 if TYPE_CHECKING:
     from stoker.transfer.hub.hub_cache import HubCache
@@ -232,7 +233,7 @@ class LanguageArgsChecker:
         """Check an adapter's folder; its faults, and what does not fit the base, are collected."""
         folder = Path(os.path.expanduser(text))
         if not text.strip() or not folder.is_dir():
-            hint = "a folder with adapter_config.json and adapter_model.safetensors, such as stoker-out/lora"
+            hint = f"a folder with {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS}, such as stoker-out/lora"
             self.note("adapter", f"folder not found: {text}" if text.strip() else "is empty", hint)
             return folder
         try:
@@ -244,7 +245,7 @@ class LanguageArgsChecker:
             return folder
         except StokerError as error:
             within = folder / "best"
-            hint = f"adapter={text.rstrip('/')}/best is one" if (within / CONFIG).is_file() else error.hint
+            hint = f"adapter={text.rstrip('/')}/best is one" if (within / ADAPTER_CONFIG).is_file() else error.hint
             self.note("adapter", error.message, hint)
             return folder
         if base is not None and self._judges:
@@ -383,7 +384,7 @@ def is_another_base(named: object, base: TrainableBase) -> bool:
     if not isinstance(named, str) or not named.strip() or _OF_NO_MEANING.fullmatch(base.name):
         return False
     theirs, ours = (text.partition("@")[0].strip().rstrip("/") for text in (named, base.name))
-    if not (_is_of_hub(theirs) and _is_of_hub(ours)):
+    if not (_is_repository_name(theirs) and _is_repository_name(ours)):
         theirs, ours = theirs.rpartition("/")[2], ours.rpartition("/")[2]
     if theirs.lower() == ours.lower() or _OF_NO_MEANING.fullmatch(theirs):
         return False
@@ -392,7 +393,7 @@ def is_another_base(named: object, base: TrainableBase) -> bool:
     return True
 
 
-def _is_of_hub(text: str) -> bool:
+def _is_repository_name(text: str) -> bool:
     return text.count("/") == 1 and not text.startswith(("/", ".", "~"))
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Final, NotRequired, TypedDict, cast
+from typing import Any, NotRequired, TypedDict, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from stoker.cookbooks.language.arguments import IGNORED
 from stoker.core import jsontext
 from stoker.core.frozen import changed, frozen
 
@@ -232,10 +233,6 @@ def drawn_order(seed: int, turn: int, count: int) -> npt.NDArray[np.int64]:
     # Raw bits of a named generator: numpy guarantees those, but not its shuffles.
     drawn = np.random.Philox(key=[seed, turn]).random_raw(count)
     return np.argsort(drawn, kind="stable").astype(np.int64)
-
-
-IGNORED: Final = -100
-"""The label of a token whose successor is not learned."""
 
 
 @frozen

@@ -19,8 +19,8 @@ from torch import Tensor, distributed, nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
-from stoker.cookbooks.language.arguments import FullArgs
-from stoker.cookbooks.language.compute.blocks import IGNORED, chunk_tokens
+from stoker.cookbooks.language.arguments import IGNORED, FullArgs
+from stoker.cookbooks.language.compute.blocks import chunk_tokens
 from stoker.cookbooks.language.compute.transformers_base import (
     blocks_of,
     head_of,

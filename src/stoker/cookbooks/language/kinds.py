@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, ClassVar
 from stoker.authoring import JsonKind, Kind, TreeKind, check_files, check_json
 from stoker.cookbooks.language.schemas import ANSWERS
 from stoker.store.weight_files.gguf import read_gguf_header
+from stoker.store.weight_files.safetensors import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 
 if TYPE_CHECKING:
     from stoker.cookbooks.language.examples import ExampleSet
 
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
+ADAPTER_FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 """Files that PEFT reads."""
 GGUF_ADAPTER, GGUF_MODEL = "adapter.gguf", "model.gguf"
 """The files that llama.cpp reads."""
@@ -56,8 +57,8 @@ class Adapter(TreeKind):
 
     @classmethod
     def validate(cls, path: Path) -> None:
-        check_files(path, "adapter_model.safetensors")
-        check_json(path / "adapter_config.json", "peft_type")
+        check_files(path, ADAPTER_WEIGHTS)
+        check_json(path / ADAPTER_CONFIG, "peft_type")
         check_json(path / "training.json", "curve")
 
 

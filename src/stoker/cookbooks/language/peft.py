@@ -16,13 +16,10 @@ from stoker.cookbooks.language.compute.general_shape import named_as
 from stoker.core import jsontext
 from stoker.core.errors import BadInput, Damaged
 from stoker.store.weight_files.headers import Header, read_foreign_json, shown, unreadable_weights
-from stoker.store.weight_files.safetensors import read_header
+from stoker.store.weight_files.safetensors import ADAPTER_CONFIG, ADAPTER_WEIGHTS, read_header
 
 if TYPE_CHECKING:
     from stoker.cookbooks.language.compute.banks import AdapterSpec, AdapterState, Pairs
-
-CONFIG: Final = "adapter_config.json"
-WEIGHTS: Final = "adapter_model.safetensors"
 
 _AGAIN = "copy or train it again"
 _PICKLED = "adapter_model.bin"
@@ -51,7 +48,7 @@ _BEGINNINGS: Final = frozenset({"gaussian", "eva", "orthogonal", "mica"})
 
 def adapter_files(folder: Path) -> tuple[Path, ...]:
     """Return the files that identify an adapter."""
-    return (folder / CONFIG, folder / WEIGHTS)
+    return (folder / ADAPTER_CONFIG, folder / ADAPTER_WEIGHTS)
 
 
 def write_adapter(folder: Path, spec: AdapterSpec, weights: Pairs, *, base_name: str) -> None:
@@ -63,9 +60,9 @@ def write_adapter(folder: Path, spec: AdapterSpec, weights: Pairs, *, base_name:
         for module, own in weights.items()
         for name, one in zip(_names(module, spec, len(own)), own, strict=True)
     }
-    (folder / WEIGHTS).write_bytes(save(dict(sorted(tensors.items())), metadata={"format": "pt"}))
+    (folder / ADAPTER_WEIGHTS).write_bytes(save(dict(sorted(tensors.items())), metadata={"format": "pt"}))
     text = jsontext.dumps(_config(spec, base_name), indent=2, sort_keys=True)
-    (folder / CONFIG).write_text(f"{text}\n", encoding="utf-8", newline="")
+    (folder / ADAPTER_CONFIG).write_text(f"{text}\n", encoding="utf-8", newline="")
 
 
 def read_adapter(folder: Path) -> AdapterState:
@@ -79,7 +76,7 @@ def read_adapter(folder: Path) -> AdapterState:
     # Checked again: it may have been replaced since.
     adapter_header(folder)
     try:
-        tensors = load((folder / WEIGHTS).read_bytes())
+        tensors = load((folder / ADAPTER_WEIGHTS).read_bytes())
     except (SafetensorError, OSError) as error:
         raise unreadable_weights(str(folder), error) from error
     modules, whole = modules_of(folder, tensors, config)
@@ -129,11 +126,11 @@ def tensor_names(module: str, *, dora: bool) -> tuple[str, ...]:
 
 def read_config(folder: Path) -> dict[str, Any]:
     """Read `adapter_config.json`. Raises `BadInput` if it is neither LoRA nor DoRA."""
-    path = folder / CONFIG
+    path = folder / ADAPTER_CONFIG
     try:
         config = read_foreign_json(path)
     except OSError:
-        raise BadInput(f"{folder} has no {CONFIG}", hint="an adapter is a folder as PEFT writes it") from None
+        raise BadInput(f"{folder} has no {ADAPTER_CONFIG}", hint="an adapter is a folder as PEFT writes it") from None
     except ValueError as error:
         raise BadInput(f"{path} is no JSON: {error}", hint=_AGAIN) from None
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
@@ -174,14 +171,14 @@ def _is_number(value: Any) -> bool:
 
 def adapter_header(folder: Path) -> Header:
     """Read the header of an adapter's tensors. Raises `BadInput`, and `Damaged` if it is incomplete."""
-    path = folder / WEIGHTS
+    path = folder / ADAPTER_WEIGHTS
     try:
         header = read_header(path)
     except OSError:
         hint = "an adapter is a folder as PEFT writes it"
         if (folder / _PICKLED).exists():
             hint = f"{_PICKLED} may run any code when it is read, so it is not read; save it with PEFT as safetensors"
-        raise BadInput(f"{folder} has no {WEIGHTS}", hint=hint) from None
+        raise BadInput(f"{folder} has no {ADAPTER_WEIGHTS}", hint=hint) from None
     except ValueError as error:
         raise Damaged(f"{path} is damaged: {error}", hint=_AGAIN) from None
     odd = sorted({one.dtype for one in header.tensors.values()} - _WIDTHS)
@@ -218,13 +215,13 @@ def modules_of(
     if odd or not sides:
         pair = f"lora_A, lora_B and lora_{_MAGNITUDES} (DoRA)" if dora else "a pair of lora_A and lora_B"
         what = f"{shown(odd[0])} is not {pair}" if odd else "it holds nothing"
-        raise BadInput(f"{folder / WEIGHTS}: {what}", hint=_AGAIN)
+        raise BadInput(f"{folder / ADAPTER_WEIGHTS}: {what}", hint=_AGAIN)
     lacking = [module for module, found in parts.items() if "weight" not in found]
     lacking += [one for one in saved if not any(module.endswith(one) for module in parts)]
     if is_tied and len(parts) == 1:
         lacking.append(f"the module tied to {next(iter(parts))}")
     if lacking:
-        raise BadInput(f"{folder / WEIGHTS}: no weight of {shown(lacking[0])}, a module to save", hint=_AGAIN)
+        raise BadInput(f"{folder / ADAPTER_WEIGHTS}: no weight of {shown(lacking[0])}, a module to save", hint=_AGAIN)
     whole = {
         module: tuple(f"base_model.model.{module}.{part}" for part in _PARTS if part in found)
         for module, found in parts.items()

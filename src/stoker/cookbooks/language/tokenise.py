@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from stoker.authoring import InputPath, StageContext, StageInputError, arg, stage
-from stoker.cookbooks.language.arguments import BaseArgs, Layout, SourceArgs
+from stoker.cookbooks.language.arguments import BaseArgs, Layout, SourceArgs, TrainOn
 from stoker.cookbooks.language.bundled import DataName
 from stoker.cookbooks.language.kinds import Examples
 from stoker.store.weight_files.headers import read_foreign_json
@@ -30,7 +30,7 @@ class TokeniseArgs(BaseArgs):
     sources: tuple[SourceArgs, ...] = arg((), help="sources in their order, in place of a file", later=True)
     max_seq_len: int = arg(512, help="maximum tokens of an example; longer ones are cut", ge=2)
     vocabulary: int | None = arg(None, help="size of the base's vocabulary", ge=1)
-    train_on: Literal["completion", "all"] = arg("completion", help="learn answers only, or prompts too")
+    train_on: TrainOn = arg("completion", help="learn answers only, or prompts too")
     holdout_percent: float = arg(5.0, help="share of held-out examples, at least one", gt=0, le=50)
     is_paired: bool = arg(False, help="lines are pairs of a chosen and a rejected answer", later=True)
     family: str = arg("", help="architecture that decides the class of the tokenizer; empty: its files do", later=True)

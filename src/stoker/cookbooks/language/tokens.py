@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, Self
 import numpy as np
 
 from stoker.authoring import StageInputError, TemplateFailed
+from stoker.cookbooks.language.arguments import TrainOn
 from stoker.cookbooks.language.conversations import ConversationTemplate, UnwrittenError
 from stoker.cookbooks.language.examples import (
     ArrayFile,
@@ -362,7 +363,6 @@ def _many(count: int, word: str) -> str:
 
 _TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
-TrainOn = Literal["completion", "all"]
 Span = tuple[int, int]
 
 

@@ -16,6 +16,9 @@ SINGLE: Final = "model.safetensors"
 """Name of the only file of weights in a folder."""
 INDEX: Final = "model.safetensors.index.json"
 """Name of the index that maps tensors to files if there are several."""
+ADAPTER_CONFIG: Final = "adapter_config.json"
+ADAPTER_WEIGHTS: Final = "adapter_model.safetensors"
+"""Names of the files of an adapter in PEFT's layout."""
 SHARD_BYTES: Final = 5 * 10**9
 """The largest file of weights that is written, as in the hub."""
 # Of one file. The largest mixtures of experts have as many in all (384 experts of three matrices with their scales, in
@@ -47,6 +50,11 @@ def read_index(folder: Path) -> tuple[str, ...]:
     if not named or any(not isinstance(one, str) or os.path.basename(one) != one for one in named):
         raise ValueError("it does not name files of this folder")
     return tuple(sorted(named))
+
+
+def weight_files(folder: Path) -> tuple[str, ...]:
+    """Return the files of a folder's weights: those of its index, or the only one. Raises like `read_index`."""
+    return read_index(folder) if (folder / INDEX).is_file() else (SINGLE,)
 
 
 def read_tensor(path: Path, entry: TensorEntry) -> bytes:

@@ -11,8 +11,9 @@ from stoker.cookbooks.language.bundled import TinyShape, bundled_base, write_bas
 from stoker.cookbooks.language.checks import find_base, is_another_base
 from stoker.cookbooks.language.merge import warn_of_another_base
 from stoker.cookbooks.language.peft import read_adapter, write_adapter
-from stoker.core.errors import BadInput, InvalidArgs
+from stoker.core.errors import BadInput, Damaged, InvalidArgs
 from stoker.core.frozen import changed
+from stoker.store.weight_files.safetensors import INDEX
 from tests.later import imported_later
 from tests.unit.cookbooks.language.walked_language import compiled, run_node
 
@@ -224,6 +225,14 @@ def test_a_sum_that_is_not_finite_is_no_model(tmp_path, base, value):
     folder = written(adapter, tmp_path / "adapter")
     with pytest.raises(BadInput, match=r"model\.layers\.1\.self_attn\.o_proj\.weight is not finite in float32"):
         run_node(compiled("merge", adapter=str(folder)), "merge_weights", tmp_path)
+
+
+@pytest.mark.parametrize("text", ['{"weight_map": {"a": "../x"}}', "[" * 100_000, "[]"])
+def test_an_index_that_was_put_beside_weights_since_they_were_checked_is_checked_again(tmp_path, text):
+    folder = write_base(tmp_path, TinyShape())
+    (folder / INDEX).write_text(text)
+    with pytest.raises(Damaged, match="can't be read"):
+        load_base(folder)
 
 
 def test_integers_in_a_file_of_weights_stay_and_decide_nothing(tmp_path, base):

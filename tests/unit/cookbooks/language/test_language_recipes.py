@@ -26,6 +26,7 @@ from stoker.engine.code_identity import CodeIdentity, missing_of
 from stoker.engine.permits import hint_of_less
 from stoker.engine.recipe import MachineContext, surrounded_by
 from stoker.jobs.trials import settled
+from stoker.store.weight_files.safetensors import ADAPTER_CONFIG
 from tests.unit.cookbooks.language.walked_language import compiled
 
 DPO = {"method": "dpo", "data": "preferences"}
@@ -588,12 +589,10 @@ def _adapter(folder: Path) -> None:
     ],
 )
 def test_an_adapter_that_can_not_be_merged_is_refused_before_anything_runs(tmp_path, change, message):
-    from stoker.cookbooks.language.peft import CONFIG
-
     _adapter(tmp_path)
     assert compiled("merge", adapter=str(tmp_path)).final == "merge_weights"
-    config = jsontext.loads((tmp_path / CONFIG).read_text())
-    (tmp_path / CONFIG).write_text(jsontext.dumps({**config, **change}))
+    config = jsontext.loads((tmp_path / ADAPTER_CONFIG).read_text())
+    (tmp_path / ADAPTER_CONFIG).write_text(jsontext.dumps({**config, **change}))
     assert message in faults_of("merge", adapter=str(tmp_path))["adapter"]
 
 

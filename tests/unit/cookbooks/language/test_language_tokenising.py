@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from stoker.authoring import InputPath, StageContext, StageInputError, TemplateFailed
+from stoker.cookbooks.language.arguments import IGNORED
 from stoker.cookbooks.language.bundled import TinyShape, bundled_base, data_lines, write_base
-from stoker.cookbooks.language.examples import IGNORED, Cursor
+from stoker.cookbooks.language.examples import Cursor
 from stoker.cookbooks.language.kinds import Examples
 from stoker.cookbooks.language.reading import InvalidLines, layout_of, read_texts
 from stoker.cookbooks.language.tokenise import TokeniseArgs, tokenise

@@ -19,12 +19,11 @@ from stoker.core.errors import BadInput
 from stoker.core.frozen import frozen
 from stoker.devices.estimate.model_shapes import ModelShape, read_shape
 from stoker.store.weight_files.headers import read_foreign_json, shown, unreadable_weights
-from stoker.store.weight_files.safetensors import INDEX, SINGLE, read_header, read_index
+from stoker.store.weight_files.safetensors import ADAPTER_CONFIG, INDEX, SINGLE, read_header, weight_files
 
 _IN_BLOCK = re.compile(r"model\.layers\.\d+\.(.+)")
 _UNUSED = frozenset({"inv_freq"})
 """Tensors that old checkpoints have and no block reads."""
-_ADAPTER = "adapter_config.json"
 
 
 @frozen
@@ -59,8 +58,8 @@ def leads_elsewhere(folder: Path, config: Mapping[str, Any]) -> str:
 
     An adapter in the same folder is loaded with its base; settings name other files of weights, and code on the hub.
     """
-    if os.path.lexists(folder / _ADAPTER):
-        return f"{_ADAPTER} is beside its weights: transformers would load that adapter, too"
+    if os.path.lexists(folder / ADAPTER_CONFIG):
+        return f"{ADAPTER_CONFIG} is beside its weights: transformers would load that adapter, too"
     left: list[tuple[str, Any]] = [("", config)]
     while left:
         name, value = left.pop()
@@ -109,8 +108,7 @@ def block_norms(shape: ModelShape) -> dict[str, int]:
 def weight_sizes(folder: Path) -> Sizes:
     """Return the size of each weight of a folder, by name, from the headers of its files. Raises `Damaged`."""
     try:
-        files = read_index(folder) if (folder / INDEX).is_file() else [SINGLE]
-        headers = [read_header(folder / file) for file in files]
+        headers = [read_header(folder / file) for file in weight_files(folder)]
         return {name: one.shape for header in headers for name, one in header.tensors.items()}
     except (OSError, ValueError) as error:
         raise unreadable_weights(str(folder), error) from error

@@ -26,8 +26,8 @@ from stoker.cookbooks.language.compute.module_copies import OuterModule
 from stoker.cookbooks.language.compute.nf4 import QuantisedMatrix, dequantise, quantise, tables
 from stoker.cookbooks.language.saved_quantisation import STATE, saved_as, scales_of
 from stoker.core.errors import BadInput
-from stoker.store.weight_files.headers import unreadable_weights
-from stoker.store.weight_files.safetensors import INDEX, SINGLE
+from stoker.store.weight_files.headers import read_foreign_json, unreadable_weights
+from stoker.store.weight_files.safetensors import weight_files
 
 
 class FrozenBase(Protocol):
@@ -218,7 +218,7 @@ def load_base(
     folder: Path, *, device: str = "cpu", dtype: str = "float32", base_dtype: BaseDtype = "auto"
 ) -> BaseWeights:
     """Read a base from a folder in the hub's layout. Raises `BadInput` if it is not a base, `Damaged`."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_foreign_json(folder / "config.json")
     shape = shape_of(config, where=str(folder / "config.json"))
     with ExitStack() as stack:
         saved = saved_as(config)
@@ -235,20 +235,11 @@ class _Files:
         self._device = device
         self._dtype = dtype
         self._where: dict[str, Any] = {}
-        index = folder / INDEX
         try:
-            names = {SINGLE}
-            if index.is_file():
-                names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-            for name in sorted(names):
-                if Path(name).name != name:
-                    raise BadInput(
-                        f"{index} names a file outside its folder: {name}",
-                        hint="download or copy the file again",
-                    )
+            for name in weight_files(folder):
                 opened = stack.enter_context(safe_open(str(folder / name), framework="pt", device=device))
                 self._where |= dict.fromkeys(opened.keys(), opened)
-        except (SafetensorError, OSError, ValueError, KeyError, AttributeError) as error:
+        except (SafetensorError, OSError, ValueError) as error:
             raise unreadable_weights(str(folder), error) from error
 
     def has(self, name: str) -> bool:

@@ -282,9 +282,6 @@ def _normed_heads_backward(
 
 # The loss over a vocabulary, a chunk of tokens at a time: all logits are never in memory at once.
 
-IGNORED = -100
-"""The label of a token without a loss."""
-
 
 def chunk_tokens(vocabulary: int, tokens: int) -> int:
     """Return the number of tokens per chunk of logits."""

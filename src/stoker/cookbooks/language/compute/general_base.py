@@ -6,7 +6,6 @@ the adapters' products are batched over members. No row sees another one.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,10 +17,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, embedding, linear
 from torch.utils.checkpoint import checkpoint
 
-from stoker.cookbooks.language.arguments import BaseDtype
+from stoker.cookbooks.language.arguments import IGNORED, BaseDtype
 from stoker.cookbooks.language.compute.banks import Bank, narrowed, onto, scaled, scaled_back, widened
 from stoker.cookbooks.language.compute.base_weights import dequantise_on, packed
-from stoker.cookbooks.language.compute.blocks import IGNORED, PassDropout, chunk_tokens
+from stoker.cookbooks.language.compute.blocks import PassDropout, chunk_tokens
 from stoker.cookbooks.language.compute.decoding import ModuleCache
 from stoker.cookbooks.language.compute.general_shape import GeneralShape, general_shape
 from stoker.cookbooks.language.compute.int8 import Int8Matrix
@@ -32,6 +31,7 @@ from stoker.cookbooks.language.compute.nf4 import QuantisedMatrix
 from stoker.cookbooks.language.compute.transformers_base import head_of, load_transformers, takes_packed_rows
 from stoker.core.errors import BadInput
 from stoker.core.frozen import changed
+from stoker.store.weight_files.headers import read_foreign_json
 
 _TRIED = (2, 9)
 """Rows and tokens of the pass that a module is tried with."""
@@ -433,7 +433,7 @@ def load_general(folder: Path, *, device: str, dtype: str, base_dtype: BaseDtype
     # Whole weights of a base in few bits may not fit on the device.
     at_first = device if base_dtype == "auto" else "cpu"
     module = load_transformers(folder, dtype=dtype, device=at_first).requires_grad_(requires_grad=False)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_foreign_json(folder / "config.json")
     sizes = {name: tuple(one.shape) for name, one in module.named_parameters()}
     shape = general_shape(config, sizes)
     return GeneralBase(module, shape, device=device, dtype=getattr(torch, dtype), base_dtype=base_dtype)

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stoker.cookbooks.language.arguments import Objective
+from stoker.cookbooks.language.arguments import IGNORED, Objective
 from stoker.cookbooks.language.compute.banks import Bank, BankLayout, Rows, squares_beside
 from stoker.cookbooks.language.compute.base_weights import BaseWeights, FrozenBase
 from stoker.cookbooks.language.compute.blocks import (
-    IGNORED,
     Banks,
     PassContext,
     PassDropout,

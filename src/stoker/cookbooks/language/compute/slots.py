@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stoker.cookbooks.language.arguments import can_compile
+from stoker.cookbooks.language.arguments import IGNORED, can_compile
 from stoker.cookbooks.language.compute.banks import PLAIN, AdapterSpec, AdapterState, BankLayout, Optim, Pairs, Rows
 from stoker.cookbooks.language.compute.base_weights import BaseWeights, FrozenBase
 from stoker.cookbooks.language.compute.decoding import SequenceCache
@@ -419,7 +419,7 @@ class Slots:
         With a cache of the base there is one row, and its tokens continue those of the cache.
         """
         shown = torch.as_tensor(tokens)[None]
-        rows = AdapterSlotRows(slots=(slot,), tokens=shown, labels=torch.full_like(shown, -100), denominators=(0.0,))
+        rows = AdapterSlotRows(slots=(slot,), tokens=shown, labels=torch.full_like(shown, IGNORED), denominators=(0.0,))
         compute = partial(self._passing.logits, cache=cache)
         return self._computed(compute, self._given(rows, (False,), (0.0,))).float().cpu()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -78,7 +77,7 @@ def _first(folder: Path, blocks: int | None) -> dict[str, Any]:
     """Return the changes to a config.json for so many blocks."""
     if blocks is None:
         return {}
-    kinds = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("layer_types")
+    kinds = read_foreign_json(folder / "config.json").get("layer_types")
     return {"num_hidden_layers": blocks} | ({"layer_types": kinds[:blocks]} if kinds else {})
 
 

@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from stoker.authoring import Member
-from stoker.cookbooks.language.arguments import FullArgs, LoraArgs, Objective
+from stoker.cookbooks.language.arguments import IGNORED, FullArgs, LoraArgs, Objective
 from stoker.cookbooks.language.compute.banks import AdapterSpec, Optim, Pairs
 from stoker.cookbooks.language.compute.objectives import ReferenceLogps
-from stoker.cookbooks.language.examples import IGNORED, Cursor, ExampleSet, MemberRows, Position, evaluation_rows
+from stoker.cookbooks.language.examples import Cursor, ExampleSet, MemberRows, Position, evaluation_rows
 from stoker.cookbooks.language.shared.curves import (
     AnswerRanking,
     CurveRecorder,

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from stoker.cookbooks.language.arguments import IGNORED
 from stoker.cookbooks.language.compute.passes import (
     AdapterSlotAnswers,
     AdapterSlotRows,
@@ -25,7 +26,7 @@ from stoker.cookbooks.language.compute.passes import (
     is_out_of_memory,
 )
 from stoker.cookbooks.language.compute.slots import Slots
-from stoker.cookbooks.language.examples import IGNORED, Ints, MemberRows
+from stoker.cookbooks.language.examples import Ints, MemberRows
 from stoker.cookbooks.language.shared.curves import AnswerRanking
 from stoker.cookbooks.language.shared.members import AdapterMember, AnswerTotals, Update
 from stoker.cookbooks.language.shared.pass_schedule import (

@@ -6,7 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.cookbooks.language.examples import IGNORED, MemberRows
+from stoker.cookbooks.language.arguments import IGNORED
+from stoker.cookbooks.language.examples import MemberRows
 from stoker.cookbooks.language.shared.pass_schedule import MultiAdapterPass
 from stoker.core.frozen import changed
 from tests.later import imported_later
