@@ -38,6 +38,9 @@ from stoker.host.http.client import Urllib3Transport
 from stoker.host.http.exchange import HttpSettings
 from stoker.protocol.tree_messages import PassView
 from stoker.store.local_store import LocalStore
+from stoker.store.objects import s3_bucket
+from stoker.store.objects.s3 import S3Objects
+from stoker.store.objects.s3_passes import read_site
 from stoker.store.prune import resolve
 from stoker.store.trees import scan_tree
 from stoker.transfer.download.types import DownloadStop
@@ -387,6 +390,53 @@ def test_a_lost_index_is_made_again_from_the_bucket(tmp_path, seaweed):
         for digest, data in files.items():
             with keeping.objects.open(digest) as stream:
                 assert stream.read() == data
+
+
+@pytest.mark.parametrize("broken", ["objects", "packs", "files"])
+def test_an_index_that_was_not_made_to_its_end_is_made_again_and_nothing_is_deleted(
+    tmp_path, seaweed, proxy, monkeypatch, broken
+):
+    monkeypatch.setattr(s3_bucket, "_TRIES", 1)
+    url, environment, folder = seaweed.new_url(), seaweed.environment(), str(tmp_path / "one")
+    behind = {**environment, "AWS_ENDPOINT_URL": proxy.endpoint}
+    files = {digest_bytes(data): data for data in (b"small", os.urandom(2 * PART))}
+    choose_place(folder, url, behind, clock=CLOCK)
+    with closing(CoordinatorStorage(folder, CLOCK, environment=behind)) as keeping:
+        for digest, data in files.items():
+            keeping.objects.put(digest, io.BytesIO(data))
+        keeping.objects.put_all([(digest_bytes(b"packed"), b"packed")])
+    (index,) = [name for name in os.listdir(folder) if name.startswith("objects-") and name.endswith(".db")]
+    os.unlink(os.path.join(folder, index))
+    proxy.fault = lambda method, path: "503" if method == "GET" and f"{broken}%2F" in path else "pass"
+    with pytest.raises(StokerError):
+        CoordinatorStorage(folder, CLOCK, environment=behind)
+    proxy.fault = lambda _method, _path: "pass"
+    with closing(CoordinatorStorage(folder, CLOCK, environment=behind)) as keeping:
+        assert isinstance(keeping.objects, S3Objects)
+        assert keeping.objects.sweep_bucket(grace_s=-3600.0) == 0
+        for digest, data in {**files, digest_bytes(b"packed"): b"packed"}.items():
+            with keeping.objects.open(digest) as stream:
+                assert stream.read() == data
+
+
+def test_a_listing_that_breaks_off_goes_on_where_it_was(seaweed, proxy, monkeypatch):
+    monkeypatch.setattr(s3_bucket, "_FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(s3_bucket, "_PAGE", 50)
+    environment = {**seaweed.environment(), "AWS_ENDPOINT_URL": proxy.endpoint}
+    bucket = s3_bucket.S3Bucket(read_site(seaweed.new_url(), environment), clock=CLOCK)
+    names = [f"objects/{number:04}" for number in range(120)]
+    for name in names:
+        bucket.put(name, b"x")
+    listings = 0
+
+    def every_other(method: str, path: str) -> str:
+        nonlocal listings
+        listings += "list-type" in path
+        return "503" if "list-type" in path and listings % 2 else "pass"
+
+    proxy.fault = every_other
+    assert [name for name, _, _ in bucket.list("objects/")] == names
+    assert listings >= 6
 
 
 def test_a_prefix_belongs_to_one_coordinator(tmp_path, seaweed):

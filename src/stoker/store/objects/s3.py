@@ -70,16 +70,18 @@ class S3Objects(StagedObjects):
         self.site = site
         self.part_bytes = part_bytes
         self._bucket = S3Bucket(site, clock=clock)
-        index = os.path.join(folder, index_name(site))
-        is_new = not os.path.exists(index)
-        self._index = S3Index(index)
+        self._index = S3Index(os.path.join(folder, index_name(site)))
         self._turn = threading.RLock()
         self._memory = threading.Lock()
         self._packs: OrderedDict[str, bytes] = OrderedDict()
         self._swept_s = clock.monotonic_s()
-        if is_new:
-            # It was lost, or the bucket is new and empty.
-            self.rebuild()
+        try:
+            if not self._index.is_complete:
+                # It was lost, or the bucket is new and empty.
+                self.rebuild()
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Close the index."""
@@ -222,31 +224,39 @@ class S3Objects(StagedObjects):
         return len(loose)
 
     def rebuild(self) -> int:
-        """Make the index again from what is in the bucket; return the number of objects."""
+        """Make the index again from what is in the bucket; return the number of objects.
+
+        After an error it is what it was before.
+        """
         now_s = self._clock.wall_s()
-        self._index.clear()
         blobs = {name.rpartition("/")[2]: size for name, size, _ in self._bucket.list("objects/")}
         found = [
             IndexedObject(digest=Digest(digest), size_bytes=size, touched_s=now_s)
             for digest, size in blobs.items()
             if is_digest(digest)
         ]
-        for name, _, _ in self._bucket.list("packs/"):
-            pack = name.rpartition("/")[2]
-            data = self._bucket.get(name) or b""
+        for pack, data in self._contents("packs/"):
             if digest_bytes(data) == pack:
                 found += [
                     IndexedObject(digest=digest, size_bytes=size, touched_s=now_s, pack=pack, start=at)
                     for digest, size, at in _pack_places(data)
                 ]
-        for name, _, _ in self._bucket.list("files/"):
-            digest = name.rpartition("/")[2]
-            parts = _read_parts(self._bucket.get(name) or b"")
+        for digest, data in self._contents("files/"):
+            parts = _read_parts(data)
             if is_digest(digest) and parts and all(blobs.get(part) == size for part, size in parts):
                 size_bytes = sum(size for _, size in parts)
                 found.append(IndexedObject(digest=Digest(digest), size_bytes=size_bytes, touched_s=now_s, parts=parts))
-        self._index.add(found)
+        self._index.replace(found)
         return len({one.digest for one in found})
+
+    def _contents(self, prefix: str) -> Iterator[tuple[str, bytes]]:
+        """Return the last part of the name and the bytes of everything below a prefix, read several at once."""
+        names = [name for name, _, _ in self._bucket.list(prefix)]
+        with ThreadPoolExecutor(_LANES, thread_name_prefix="listing") as lanes:
+            for at in range(0, len(names), _LANES):
+                some = names[at : at + _LANES]
+                for name, data in zip(some, lanes.map(self._bucket.get, some), strict=True):
+                    yield name.rpartition("/")[2], data or b""
 
     # Bytes that other machines transfer themselves.
 

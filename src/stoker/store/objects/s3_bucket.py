@@ -7,7 +7,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from enum import StrEnum
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from stoker.core.clock import Clock
 from stoker.core.errors import (
@@ -28,6 +29,8 @@ from stoker.core.retry import pause_s
 from stoker.host.install import pip_install
 from stoker.store.objects.s3_passes import S3Site
 
+_PAGE = 1000
+"""Number of names that a store lists at once."""
 _TRIES = 4
 _FIRST_PAUSE_S = 0.2
 _LONGEST_PAUSE_S = 5.0
@@ -113,10 +116,16 @@ class S3Bucket:
             self._do(lambda name=name: self._library.delete(self._store, name), missing=lambda: None)  # type: ignore[misc]
 
     def list(self, prefix: str) -> Iterator[tuple[str, int, float]]:
-        """Return name, size and time of change of the objects below a prefix."""
-        for page in self._library.list(self._store, prefix):
+        """Return name, size and time of change of the objects below a prefix, in the order of their names."""
+        last = None
+        while page := self._do(partial(self._page, prefix, last)):
             for one in page:
-                yield one["path"], one["size"], one["last_modified"].timestamp()
+                last = one["path"]
+                yield last, one["size"], one["last_modified"].timestamp()
+
+    def _page(self, prefix: str, after: str | None) -> Any:
+        """Return some entries behind a name, None at the end. Each request is one of its own, so it can be retried."""
+        return next(iter(self._library.list(self._store, prefix, offset=after, chunk_size=_PAGE)), None)
 
     def fault(self, error: Exception) -> StokerError:
         """Return our error for an error of the library."""

@@ -1,7 +1,8 @@
 """What an S3 store has, as rows on the coordinator's disk: a size is known without asking the store.
 
 The index says less than the store, never more: a row is written when the bytes are durable there, and deleted before
-them. Lost, it is made again from a listing of the bucket (`S3Objects.rebuild`).
+them. Lost, it is made again from a listing of the bucket (`S3Objects.rebuild`), all of it or nothing: bytes that no row
+names are deleted after a day.
 
 An object is stored in one of three ways: under its own digest; in a pack of small ones; as parts, each a blob under its
 own digest. A *blob* is what is stored under `objects/DIGEST`: an object, a part, or both.
@@ -33,6 +34,8 @@ CREATE TABLE IF NOT EXISTS part_of (part TEXT, file TEXT, PRIMARY KEY (part, fil
 CREATE INDEX IF NOT EXISTS part_of_file ON part_of (file);
 """
 _PAGE = 1000
+_COMPLETE = 1
+"""The `user_version` of an index that was listed to its end."""
 
 
 @frozen
@@ -64,6 +67,12 @@ class S3Index:
         with self._writing, self._reading:
             self._writer.close()
             self._reader.close()
+
+    @property
+    def is_complete(self) -> bool:
+        """False if what is in the bucket was never listed to its end."""
+        ((version,),) = self._read("PRAGMA user_version", ())
+        return version == _COMPLETE
 
     def find(self, digest: str) -> IndexedObject | None:
         """Return an object."""
@@ -118,20 +127,15 @@ class S3Index:
     def add(self, objects: Iterable[IndexedObject]) -> None:
         """Note objects, all together."""
         with self._write() as db:
-            for one in objects:
-                if not one.pack and not one.parts:
-                    db.execute(
-                        "INSERT OR REPLACE INTO blobs VALUES (?, ?, ?)", (one.digest, one.size_bytes, one.touched_s)
-                    )
-                db.execute("DELETE FROM part_of WHERE file = ?", (one.digest,))
-                db.executemany(
-                    "INSERT OR IGNORE INTO part_of VALUES (?, ?)", [(part, one.digest) for part, _ in one.parts]
-                )
-                parts = json.dumps(one.parts) if one.parts else ""
-                db.execute(
-                    "INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?, ?)",
-                    (one.digest, one.size_bytes, one.touched_s, one.pack, one.start, parts),
-                )
+            _insert(db, objects)
+
+    def replace(self, objects: Iterable[IndexedObject]) -> None:
+        """Note these objects instead of all others: what a whole listing of the bucket found."""
+        with self._write() as db:
+            for table in ("objects", "part_of", "blobs"):
+                db.execute(f"DELETE FROM {table}")  # noqa: S608 - our own names
+            _insert(db, objects)
+            db.execute(f"PRAGMA user_version = {_COMPLETE}")
 
     def touch(self, digest: str, now_s: float) -> None:
         """Note that an object was put again."""
@@ -149,12 +153,6 @@ class S3Index:
         with self._write() as db:
             db.executemany("DELETE FROM blobs WHERE digest = ?", [(digest,) for digest in digests])
 
-    def clear(self) -> None:
-        """Forget everything."""
-        with self._write() as db:
-            for table in ("objects", "part_of", "blobs"):
-                db.execute(f"DELETE FROM {table}")  # noqa: S608 - our own names
-
     def _read(self, statement: str, values: Sequence[object]) -> list[tuple[object, ...]]:
         with self._reading:
             return self._reader.execute(statement, values).fetchall()
@@ -163,6 +161,19 @@ class S3Index:
     def _write(self) -> Iterator[sqlite3.Connection]:
         with self._writing, self._writer:
             yield self._writer
+
+
+def _insert(db: sqlite3.Connection, objects: Iterable[IndexedObject]) -> None:
+    for one in objects:
+        if not one.pack and not one.parts:
+            db.execute("INSERT OR REPLACE INTO blobs VALUES (?, ?, ?)", (one.digest, one.size_bytes, one.touched_s))
+        db.execute("DELETE FROM part_of WHERE file = ?", (one.digest,))
+        db.executemany("INSERT OR IGNORE INTO part_of VALUES (?, ?)", [(part, one.digest) for part, _ in one.parts])
+        parts = json.dumps(one.parts) if one.parts else ""
+        db.execute(
+            "INSERT OR REPLACE INTO objects VALUES (?, ?, ?, ?, ?, ?)",
+            (one.digest, one.size_bytes, one.touched_s, one.pack, one.start, parts),
+        )
 
 
 def _connect(path: str) -> sqlite3.Connection:
