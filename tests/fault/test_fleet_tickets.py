@@ -27,6 +27,7 @@ from tests.contract.queue_driving import order
 from tests.fault.test_fleet_trust import hello
 from tests.servers.coordinator import TOKEN, Fleet, coordinator
 from tests.servers.tls_line import Lines
+from tests.unit.host.real_processes import wait_until
 
 CLOCK = SystemClock()
 POOL = Pool(name="a100", backend=PoolBackend.LOCAL, max=50, wall_s=3600.0)
@@ -94,6 +95,18 @@ def planned(launcher: FleetClient, lines: Lines, folder: Path) -> Worker:
     key = launcher.plan_allocations("a100", epoch, [(id, ["resnet/1"])])[id]
     assert launcher.plan_allocations("a100", epoch, [(id, ["resnet/1"])]) == {id: key}
     return Worker(lines, id, key, folder)
+
+
+def test_a_worker_that_has_left_leaves_no_telemetry(fleet: Fleet, launcher: FleetClient, worker: Worker):
+    assert worker.join()[0] == 200
+    assert worker.ask("/v1/hello", hello(worker.name))[0] == 200
+    measured = {"worker": worker.name, "wall_s": CLOCK.wall_s(), "devices": [], "rows": [], "alerts": []}
+    assert worker.ask(f"/v1/machines/{worker.name}/telemetry", measured)[0] == 200
+    assert worker.name in fleet.keeping.telemetry.all_latest()
+    goodbye = {"worker": worker.name, "incarnation": f"start-{worker.name}", "is_leaving": True}
+    assert worker.ask("/v1/renewals", goodbye)[0] == 200
+    assert state_of(launcher, worker) is AllocationState.ENDED
+    wait_until(lambda: worker.name not in fleet.keeping.telemetry.all_latest())
 
 
 def state_of(launcher: FleetClient, worker: Worker) -> AllocationState:

@@ -194,14 +194,15 @@ class SlurmLauncher:
         if not is_gentle:
             self._scancel(pool, ids)
             return
-        # Without a signal Slurm kills after KillWait (30 s by default), whatever the worker still has to save.
-        self._scancel(pool, ["--state=RUNNING", "--signal=TERM", *ids])
         # By their ids alone: `--state=PENDING` with one member of an array cancels all that wait (Slurm 22.05).
         reply = self._commands.read(pool.via, _PENDING)
         if reply.exit_code:
             raise NoBackend(f"squeue: {one_line(reply.err, 300)}", host=pool.via)
         if waiting := set(reply.out.split()) & set(ids):
             self._scancel(pool, sorted(waiting))
+        # Without a signal Slurm kills after KillWait (30 s by default), whatever the worker still has to save. Last:
+        # after an error all of it is repeated, and a worker that is signalled twice saves nothing more.
+        self._scancel(pool, ["--state=RUNNING", "--signal=TERM", *ids])
 
     def _scancel(self, pool: Pool, words: Sequence[str]) -> None:
         reply = self._commands.read(pool.via, ("scancel", *words))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -28,7 +28,7 @@ from stoker.core.pool import (
     PoolBackend,
     PoolState,
 )
-from stoker.core.text import one_line
+from stoker.core.text import format_duration, one_line
 from stoker.launch.launchers import (
     LONGEST_MESSAGE,
     MOST_TOGETHER,
@@ -54,6 +54,8 @@ _TURN_S = 1.0
 """The longest time between two turns: a submission begins one after `_REST_S`."""
 _REST_S = 0.25
 _OVERDUE_S = 120.0
+_HUNG_S = 900.0
+"""A worker that serves and was not heard of for so long is ended: it may hang for ever, and holds its machine."""
 """A worker whose time limit ended so long ago did not end by itself."""
 _STOP_LOOKS = 5
 _MOST_THREADS = 64
@@ -84,7 +86,15 @@ class _Watched:
     look_at_s: float = 0.0
     pause_s: float = _FIRST_LOOK_S
     cancelled: dict[str, float] = fresh(factory=dict)
-    """Allocations that this watcher cancelled, with the time of the last attempt."""
+    """Allocations that this watcher or an earlier one cancelled, with the time of the last attempt."""
+    has_cancelled: bool = False
+    """False before the first turn: what drains then was signalled before, and a second signal would mean: at once."""
+    cancel_at_s: float = 0.0
+    """Later than now, if the last cancel failed."""
+    cancel_error: StokerError | None = None
+    """Why it failed."""
+    silent_since_s: dict[str, float] = fresh(factory=dict)
+    """Allocations whose workers serve and send no heartbeat."""
     seen_over: set[str] = fresh(factory=set)
     """Allocations that are over and whose files are not removed yet."""
     cleaned: set[str] = fresh(factory=set)
@@ -153,7 +163,7 @@ class Watcher:
                     self._clock.sleep(_REST_S)
             finally:
                 self._is_closed = True
-                self._let_go()
+                self._release_pools()
 
     def close(self) -> None:
         """End the watch; allocations stay. Safe in signal handlers: it takes no lock."""
@@ -235,11 +245,13 @@ class Watcher:
         Raises `Conflict` if another watcher has the lease, and the backend's error.
         """
         with self._leased(pool) as epoch:
-            watched = _Watched()
+            watched = _Watched(has_cancelled=True)
             for _ in range(_STOP_LOOKS):
                 view = self._client.launch_view()
                 for state in _named(view, pool):
                     self._do(state, epoch, watched, view, LaunchDecision())
+                if watched.cancel_error is not None:
+                    raise watched.cancel_error
                 rows = self._client.launch_view().allocations
                 draining = [one for one in rows if one.pool == pool and one.state is AllocationState.DRAINING]
                 if all(one.serving_s is not None for one in draining):
@@ -254,7 +266,7 @@ class Watcher:
             with self._renewed(pool):
                 yield self._held[pool]
         finally:
-            self._let_go()
+            self._release_pools()
 
     @contextmanager
     def _renewed(self, pool: str) -> Iterator[None]:
@@ -328,8 +340,12 @@ class Watcher:
             self._held[name] = epochs[name]
         return {}
 
-    def _let_go(self) -> None:
+    def _release_pools(self) -> None:
+        """Release the pools. Those whose task is under way stay ours until it ends or the lease does."""
         for name in list(self._held):
+            task = self._tasks.get(name)
+            if task is not None and not task.done():
+                continue
             del self._held[name]
             try:
                 self._client.watch_pools(self._settings.watcher, (name,), for_s=0.0)
@@ -350,12 +366,7 @@ class Watcher:
         except StaleLease:
             self._held.pop(pool.name, None)
         except Exception as error:  # noqa: BLE001 - nobody else would notice it
-            is_known = isinstance(error, StokerError)
-            problem = str(error) if is_known else f"internal error: {type(error).__name__}: {one_line(str(error), 300)}"
-            if problem != watched.problem:
-                watched.problem = problem
-                hint = error.hint if isinstance(error, StokerError) else "please report it"
-                self._log("launch_problem", {"pool": pool.name, "why": problem, "hint": hint})
+            self._note_problem(pool, watched, error)
             watched.look_at_s = self._clock.monotonic_s() + self._settings.look_s
 
     def _do(self, state: PoolState, epoch: int, watched: _Watched, view: LaunchView, decision: LaunchDecision) -> None:
@@ -364,7 +375,7 @@ class Watcher:
         answers = {one.id: one for one in decision.answers if one.pool == pool.name}
         try:
             self._look(pool, epoch, watched, view)
-            self._cancel(pool, epoch, watched, view, decision)
+            self._cancel_unwanted(pool, epoch, watched, view, decision)
             for pause in decision.pauses:
                 if pause.pool == pool.name:
                     self._client.pause_pool(pool.name, one_line(pause.why, LONGEST_MESSAGE))
@@ -408,7 +419,7 @@ class Watcher:
         known = [one for one in rows if one.backend_id and not one.is_over]
         watched.is_blind = True
         statuses = launcher.look(pool, fleet=view.fleet, known=known)
-        watched.is_blind, watched.problem = False, ""
+        watched.is_blind, watched.problem = False, "" if watched.cancel_error is None else str(watched.cancel_error)
         found = reconcile(
             rows,
             statuses,
@@ -469,17 +480,64 @@ class Watcher:
             fields = {"pool": pool.name, "allocation": id, "cause": str(cause or ""), "why": why}
             self._log("allocation_ended", fields)
 
-    def _cancel(self, pool: Pool, epoch: int, watched: _Watched, view: LaunchView, decision: LaunchDecision) -> None:
-        """Cancel what is not needed: first gently, and what still runs after the pool's margin plainly."""
-        unwanted = {one.id: one.why for one in decision.cancels if one.pool == pool.name}
-        for one in view.allocations:
-            if one.pool != pool.name or one.is_over:
-                continue
+    def _note_problem(self, pool: Pool, watched: _Watched, error: Exception) -> None:
+        """Log an error, unless it is the last one."""
+        is_known = isinstance(error, StokerError)
+        problem = str(error) if is_known else f"internal error: {type(error).__name__}: {one_line(str(error), 300)}"
+        if problem != watched.problem:
+            watched.problem = problem
+            hint = error.hint if isinstance(error, StokerError) else "please report it"
+            self._log("launch_problem", {"pool": pool.name, "why": problem, "hint": hint})
+
+    def _cancel_unwanted(
+        self, pool: Pool, epoch: int, watched: _Watched, view: LaunchView, decision: LaunchDecision
+    ) -> None:
+        """Cancel what is not needed. After an error it is tried again later; looks and starts do not wait for it."""
+        now_s = self._clock.monotonic_s()
+        rows = {one.id: one for one in view.allocations if one.pool == pool.name and not one.is_over}
+        if not watched.has_cancelled:
+            watched.has_cancelled = True
+            draining = [one for one in rows.values() if one.state is AllocationState.DRAINING and one.backend_id]
+            watched.cancelled.update(dict.fromkeys([one.id for one in draining], now_s))
+        if now_s < watched.cancel_at_s:
+            return
+        decided = {one.id: one.why for one in decision.cancels if one.id in rows}
+        unwanted = self._unwanted(rows, watched, view, now_s) | decided
+        try:
+            self._cancel(pool, epoch, watched, rows, unwanted)
+        except StokerError as error:
+            if isinstance(error, StaleLease):
+                raise
+            self._note_problem(pool, watched, error)
+            watched.cancel_error, watched.cancel_at_s = error, now_s + self._settings.look_s
+        else:
+            watched.cancel_error = None
+
+    def _unwanted(
+        self, rows: Mapping[str, Allocation], watched: _Watched, view: LaunchView, now_s: float
+    ) -> dict[str, str]:
+        """Return allocations that have to end, whatever was decided, and why."""
+        silent = [id for id in view.silent if id in rows]
+        watched.silent_since_s = {id: watched.silent_since_s.get(id, now_s) for id in silent}
+        unwanted = {}
+        for one in rows.values():
             if one.state is AllocationState.DRAINING and one.id not in watched.memory.ending:
-                unwanted.setdefault(one.id, "draining")
+                unwanted[one.id] = "draining"
             elif one.ends_s is not None and view.now_s > one.ends_s + _OVERDUE_S:
-                unwanted.setdefault(one.id, "its time limit is over")
-        rows = {one.id: one for one in view.allocations}
+                unwanted[one.id] = "its time limit is over"
+            elif now_s - watched.silent_since_s.get(one.id, now_s) >= _HUNG_S:
+                unwanted[one.id] = f"its worker was silent for {format_duration(_HUNG_S)}"
+        return unwanted
+
+    def _cancel(
+        self,
+        pool: Pool,
+        epoch: int,
+        watched: _Watched,
+        rows: Mapping[str, Allocation],
+        unwanted: Mapping[str, str],
+    ) -> None:
+        """Cancel first gently, and what still runs after the pool's margin plainly."""
         now_s = self._clock.monotonic_s()
         new = [one for one in unwanted if one not in watched.cancelled and rows[one].backend_id]
         late = [one for one in unwanted if now_s - watched.cancelled.get(one, now_s) >= pool.end_margin_s]

@@ -38,6 +38,7 @@ class FakeCoordinator:
         self.machines = 1
         self.history: list[tuple[str, AllocationState]] = []
         self.requests: dict[str, LaunchRequest] = {}
+        self.silent: tuple[str, ...] = ()
 
     def launch_view(self, wait_s: float = 0.0) -> LaunchView:
         return LaunchView(
@@ -52,6 +53,7 @@ class FakeCoordinator:
             allocations=tuple(self.rows.values()),
             demand=self.demand,
             requests=tuple(self.requests.values()),
+            silent=self.silent,
         )
 
     def watch_pools(self, watcher: str, pools: tuple[str, ...], *, for_s: float, problem: str = "") -> dict[str, int]:

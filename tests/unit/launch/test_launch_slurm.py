@@ -261,11 +261,16 @@ def test_cancelling_what_is_over_is_no_error_and_other_trouble_is() -> None:
     slurm.cancel(here(), ["7", "8_1"], is_gentle=True)
     slurm.cancel(here(), ["7"])
     assert [words for words, _ in runner.sent] == [
-        "scancel --state=RUNNING --signal=TERM 7 8_1",
         "squeue --me --noheader --array --states=PENDING --format=%i",
         "scancel 8_1",
+        "scancel --state=RUNNING --signal=TERM 7 8_1",
         "scancel 7",
     ]
+    # It is tried again: a worker that was signalled would stop at once.
+    slurm, runner = launcher(squeue=ProbeOutput(out="", err="slurmctld does not answer", exit_code=1))
+    with pytest.raises(NoBackend, match="squeue"):
+        slurm.cancel(here(), ["7"], is_gentle=True)
+    assert [words.split()[0] for words, _ in runner.sent] == ["squeue"]
     for id in ("", "-u root", "7;id", "$(id)"):
         with pytest.raises(InternalError):
             launcher()[0].cancel(here(), [id])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import Any, cast
 
 import pytest
@@ -16,7 +17,7 @@ from stoker.core.frozen import changed
 from stoker.core.machine import Demand, Requirements, SchedulableJob
 from stoker.core.pool import AllocationCause, AllocationState, Pool, PoolBackend, PoolShape, PoolState
 from stoker.launch import watcher
-from stoker.launch.launchers import Log
+from stoker.launch.launchers import AllocationStatus, Log
 from stoker.launch.watcher import LEASE_S, Watcher, WatchSettings
 from stoker.views.pool_lines import launch_event_line
 from tests.unit.launch.fake_cluster import FakeBackend, FakeCoordinator, Inline
@@ -311,6 +312,81 @@ def test_a_cancel_that_failed_is_repeated(bench: Bench) -> None:
     bench.turns(6)
     assert bench.backend.live() == []
     assert len(tries) == 2
+
+
+def serving(bench: Bench) -> AllocationStatus:
+    """Start a worker that serves and does not end by itself."""
+    bench.backend.is_stubborn = True
+    bench.want(1)
+    bench.turns(2)
+    (entry,) = bench.backend.live()
+    bench.backend.start(entry.backend_id)
+    bench.turns(1)
+    bench.coordinator.joined(entry.id)
+    return entry
+
+
+def test_a_cancel_that_fails_for_long_stops_neither_looks_nor_starts(bench: Bench) -> None:
+    entry = serving(bench)
+    bench.coordinator.rows[entry.id] = changed(bench.coordinator.rows[entry.id], state=S.DRAINING)
+    tries = []
+
+    def broken(pool: Pool, backend_ids: Sequence[str], *, is_gentle: bool = False) -> None:
+        tries.append(backend_ids)
+        raise NoBackend("no permission to delete jobs")
+
+    bench.backend.cancel = broken  # type: ignore[method-assign]
+    bench.want(2)
+    bench.turns(120, pass_s=1.0)
+    assert 3 <= len(tries) <= 5, "once in 30 s"
+    assert bench.backend.submits == 2
+    assert S.WAITING in bench.states()
+    problems = [fields["why"] for kind, fields in bench.log if kind == "launch_problem"]
+    assert problems == ["no permission to delete jobs"]
+
+
+def test_a_worker_that_drains_is_not_signalled_again_by_the_next_watcher() -> None:
+    bench = Bench(changed(POOL, drain_s=100.0))
+    entry = serving(bench)
+    bench.coordinator.rows[entry.id] = changed(bench.coordinator.rows[entry.id], state=S.DRAINING)
+    bench.want(0)
+    bench.turns(1)
+    assert bench.backend.cancels == [(entry.backend_id, True)]
+    bench.watcher = bench.new_watcher()
+    bench.turns(1, pass_s=LEASE_S + 1)
+    bench.turns(3, pass_s=10.0)
+    assert bench.backend.cancels == [(entry.backend_id, True)]
+    bench.turns(4)
+    assert bench.backend.cancels[:2] == [(entry.backend_id, True), (entry.backend_id, False)]
+
+
+def test_a_worker_that_hangs_is_cancelled_and_its_place_is_free(bench: Bench) -> None:
+    entry = serving(bench)
+    bench.coordinator.silent = (entry.id,)
+    bench.turns(20)
+    bench.coordinator.silent = ()
+    bench.turns(2)
+    bench.coordinator.silent = (entry.id,)
+    bench.turns(30)
+    assert bench.backend.cancels == [], "it was heard of meanwhile"
+    bench.turns(4)
+    assert bench.backend.cancels[0] == (entry.backend_id, True)
+    whys = [fields["why"] for kind, fields in bench.log if kind == "allocation_cancelled"]
+    assert whys == ["its worker was silent for 15m00s"]
+
+
+def test_a_pool_whose_task_is_under_way_keeps_its_lease(bench: Bench) -> None:
+    bench.want(1)
+    bench.turns(2)
+    (entry,) = bench.backend.live()
+    under_way: Future[None] = Future()
+    bench.watcher._tasks["p"] = under_way
+    bench.watcher._release_pools()
+    assert bench.coordinator.pools["p"].watched_until_s > bench.clock.wall_s()
+    under_way.set_result(None)
+    bench.watcher._release_pools()
+    assert bench.coordinator.pools["p"].watched_until_s <= bench.clock.wall_s()
+    assert bench.backend.live() == [entry]
 
 
 def test_a_worker_has_the_pools_margin_before_it_is_cancelled_plainly() -> None:

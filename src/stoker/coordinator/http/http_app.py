@@ -453,9 +453,20 @@ class CoordinatorService:
             SessionRoutes(access, parts.sessions, rules.public).router,
         )
 
+        self._leaving: set[asyncio.Task[None]] = set()
+
+        async def on_left(machine: str) -> None:
+            # Allocations' workers are removed with their goodbye; other machines stay, and may come back.
+            if not await context.read(context.reader.machines, machine):
+                await on_forgotten(machine)
+
         def on_recorded(message: Hello | Renewal) -> None:
             sources.hear(message)
             context.execs.note_features(message)
+            if isinstance(message, Renewal) and message.is_leaving:
+                task = asyncio.get_running_loop().create_task(on_left(message.worker))
+                self._leaving.add(task)
+                task.add_done_callback(self._leaving.discard)
 
         self.app: App = ServiceApp(
             access.judge,
