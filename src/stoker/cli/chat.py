@@ -32,6 +32,7 @@ _PROMPT = "> "
 _WAIT_S = 60.0
 """Maximum wait for memory of a GPU."""
 _TOKENS = 256
+_CONTEXT = 4_096
 _HOTTEST = 100
 _MOST_TOKENS, _LARGEST_SEED = 100_000, 1_000_000_000
 """As of language/sample, by which --on answers."""
@@ -74,6 +75,13 @@ GRAMMAR = Grammar(
         Option("--plain", help="complete prompts as they are, without a chat template"),
         Option(
             "--tokens", value="N", read=whole(1, _MOST_TOKENS), help=f"maximum tokens of an answer (default: {_TOKENS})"
+        ),
+        Option(
+            "--context",
+            value="N",
+            read=whole(2),
+            help="maximum tokens of a conversation, for which memory is reserved (default: "
+            f"{_CONTEXT:,}, or what the base reads)",
         ),
         Option(
             "--temperature",
@@ -163,6 +171,7 @@ def _setup(call: CommandContext, found: Sequence[ChatSource], given: dict[str, A
         tokens=given["tokens"] or _TOKENS,
         temperature=given["temperature"] or 0.0,
         seed=given["seed"] or 0,
+        context=given["context"] or min(_CONTEXT, base.positions),
         is_plain=True if given["plain"] else None,
     )
 

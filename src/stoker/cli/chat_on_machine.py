@@ -40,6 +40,7 @@ def answer_on_machine(call: CommandContext, given: dict[str, Any]) -> int:
             "conversation": len(prompts) > 1 or None,
             "plain": given["plain"],
             "tokens": given["tokens"],
+            "context": given["context"],
             "temperature": given["temperature"],
             "seed": given["seed"],
             "dtype": choices.dtype,

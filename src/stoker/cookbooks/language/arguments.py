@@ -42,6 +42,8 @@ NF4_BLOCK: Final = 64
 """Weights with a common scale, in four bits."""
 IGNORED: Final = -100
 """The label of a token whose successor is not learned, as in torch."""
+CACHE_TOKENS: Final = 256
+"""Tokens of a conversation for whose keys and values there is memory at first; doubled whenever it is full."""
 DEFAULT_TOKENS: Final = 512
 """Default of the longest row, if the base allows it."""
 LARGEST: Final = 1_000_000
@@ -213,6 +215,7 @@ class AnswerArgs(SampleArgs):
     names: tuple[str, ...] = arg((), help="what the models are called: the adapters, then perhaps the base alone")
     conversation: bool = arg(False, help="prompts are turns of one conversation")
     plain: bool = arg(False, help="complete prompts as they are, without a chat template")
+    context: int | None = arg(None, help="maximum tokens of a conversation", ge=2, later=True)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from stoker.authoring import InvalidArgs, Needs, StageContext, stage
+from stoker.cookbooks.language.answer_memory import answer_needs, answers_too_large
 from stoker.cookbooks.language.arguments import (
     ALL_LINEAR,
     SAMPLE,
@@ -27,7 +28,7 @@ from stoker.cookbooks.language.bases import TrainableBase, read_base
 from stoker.cookbooks.language.checks import LanguageArgsChecker
 from stoker.cookbooks.language.conversations import ConversationTemplate, end_tokens
 from stoker.cookbooks.language.kinds import Answers
-from stoker.cookbooks.language.memory_needs import Load, is_general, load_over, sample_needs, too_large
+from stoker.cookbooks.language.memory_needs import Load, is_general, load_over
 from stoker.cookbooks.language.peft import adapter_files, is_dora, read_config
 from stoker.cookbooks.language.reading import ChatMessage
 from stoker.cookbooks.language.sample import ANSWERING, Sampler, is_chat, open_slots, slot_logits
@@ -36,8 +37,6 @@ from stoker.core import jsontext
 from stoker.core.errors import BadInput
 from stoker.core.frozen import frozen
 
-_ESTIMATED_TOKENS = 512
-"""Tokens of a conversation for which memory is estimated."""
 _CHOICES = {"dtype": get_args(Dtype), "base_dtype": get_args(BaseDtype), "path": get_args(BasePath)}
 BASE_NAME = "base"
 """What the base alone is called beside adapters."""
@@ -102,6 +101,8 @@ class ChatSetup:
     tokens: int
     temperature: float
     seed: int
+    context: int
+    """Maximum tokens of a conversation with its answers."""
     is_plain: bool | None
     """True: complete prompts as they are; False: as turns of a conversation; None: as the first adapter learned."""
 
@@ -113,6 +114,7 @@ def chat_needs(setup: ChatSetup) -> Needs:
     """
     checking = LanguageArgsChecker(SAMPLE)
     checking.path(setup.path, setup.base)
+    checking.context(setup.context, setup.base)
     checking.base_dtype(setup.base_dtype, setup.base, is_general=is_general(setup.base, setup.path))
     folders = [one.adapter for one in setup.models if one.adapter is not None]
     for folder in folders:
@@ -122,17 +124,25 @@ def chat_needs(setup: ChatSetup) -> Needs:
     except InvalidArgs as error:
         first = error.faults[0]
         raise BadInput(first.message, hint=first.hint) from None
-    load = chat_load(setup.base, setup.models, dtype=setup.dtype, base_dtype=setup.base_dtype, path=setup.path)
-    gpus = int(setup.on_gpu)
-    if (short := too_large(setup.base, load, gpus=gpus)) is not None:
+    load = chat_load(
+        setup.base, setup.models, setup.context, dtype=setup.dtype, base_dtype=setup.base_dtype, path=setup.path
+    )
+    gpus, count = int(setup.on_gpu), len(setup.models)
+    if (short := answers_too_large(setup.base, load, count, gpus=gpus)) is not None:
         raise short
-    return sample_needs(setup.base, load, gpus=gpus)
+    return answer_needs(setup.base, load, count, gpus=gpus)
 
 
 def chat_load(
-    base: TrainableBase, models: Sequence[ChatModel], *, dtype: SettledDtype, base_dtype: BaseDtype, path: BasePath
+    base: TrainableBase,
+    models: Sequence[ChatModel],
+    tokens: int,
+    *,
+    dtype: SettledDtype,
+    base_dtype: BaseDtype,
+    path: BasePath,
 ) -> Load:
-    """Return the load of valid models by which memory is estimated."""
+    """Return the load of valid models and their longest conversation, by which memory is estimated."""
     configs = [read_config(one.adapter) for one in models if one.adapter is not None]
     return load_over(
         base,
@@ -143,7 +153,7 @@ def chat_load(
         whole=len({name for one in configs for name in one.get("modules_to_save") or ()}),
         targets=(ALL_LINEAR,),
         rows=1,
-        tokens=min(_ESTIMATED_TOKENS, base.positions),
+        tokens=tokens,
         dtype=dtype,
     )
 
@@ -170,13 +180,12 @@ class ChatSession:
             note(ends.note)
         self._note = note
         self._was_shortened = False
-        self._longest = setup.base.positions
+        self._longest = setup.context
+        self._is_limited = setup.context < setup.base.positions
         # Many tokens for an answer leave no room for the conversation.
-        self._reserved = min(setup.tokens, setup.base.positions // 2)
+        self._reserved = min(setup.tokens, setup.context // 2)
         self._samplers = {
-            one.name: Sampler(
-                slot_logits(slots, slot), tokenizer, setup, ends=ends.tokens, longest=setup.base.positions
-            )
+            one.name: Sampler(slot_logits(slots, slot), tokenizer, setup, ends=ends.tokens, longest=setup.context)
             for slot, one in enumerate(setup.models)
         }
         self._turns: dict[str, list[ChatMessage]] = {one.name: [] for one in setup.models}
@@ -236,14 +245,15 @@ class ChatSession:
         if not self._was_shortened:
             self._was_shortened = True
             self._note(
-                f"The conversation and an answer of {self._reserved:,} tokens are longer than the base reads "
-                f"({self._longest:,} tokens): the oldest turns are left out from now on."
+                f"The conversation and an answer of {self._reserved:,} tokens are longer than its context of "
+                f"{self._longest:,} tokens: the oldest turns are left out from now on."
             )
 
     def _fitting(self, shown: list[int]) -> list[int]:
         if len(shown) >= self._longest:
-            message = f"the prompt has {len(shown):,} tokens; the base reads {self._longest:,} at most"
-            raise BadInput(message, hint="a shorter prompt")
+            limit, larger = ("the context is", "a larger context, or ") if self._is_limited else ("the base reads", "")
+            message = f"the prompt has {len(shown):,} tokens; {limit} {self._longest:,} at most"
+            raise BadInput(message, hint=f"{larger}a shorter prompt")
         return shown
 
 
@@ -266,9 +276,10 @@ def answer(job: StageContext, args: AnswerArgs) -> Answers:
     if note:
         job.log(note)
     folders = [*map(Path, args.adapters), *[None] * (len(args.names) - len(args.adapters))]
+    base = read_base(Path(args.base), name=args.base_name, use="used")
     session = ChatSession(
         ChatSetup(
-            base=read_base(Path(args.base), name=args.base_name, use="used"),
+            base=base,
             models=tuple(
                 ChatModel(name=name, adapter=folder) for name, folder in zip(args.names, folders, strict=True)
             ),
@@ -279,6 +290,7 @@ def answer(job: StageContext, args: AnswerArgs) -> Answers:
             tokens=args.tokens,
             temperature=args.temperature,
             seed=args.seed,
+            context=args.context or base.positions,
             is_plain=True if args.plain else None,
         ),
         note=job.log,

@@ -165,6 +165,12 @@ class LanguageArgsChecker:
             self.note("max_seq_len", message, f"max_seq_len={base.positions}, or leave it out")
         return wanted
 
+    def context(self, wanted: int | None, base: TrainableBase) -> None:
+        """Refuse conversations that are longer than the base reads."""
+        if wanted is not None and wanted > base.positions and self._judges:
+            message = f"{wanted:,} tokens, but {base.name} reads {base.positions:,} at most"
+            self.note("context", message, f"{base.positions} at most")
+
     def path(self, wanted: BasePath, base: TrainableBase | Outline) -> None:
         """Refuse the fast path for a base that can't take it."""
         if wanted != "fast" or not base.differs or not self._judges:

@@ -132,19 +132,19 @@ def compiles_here() -> bool:
 
 def member_needs(shape: ModelShape, load: Load, where: MemoryLocation) -> MultiAdapterNeeds:
     """Return what a base needs once, and one adapter beside it."""
-    return estimate_adapters(_multi_adapter(shape, load, where)).needs
+    return estimate_adapters(multi_adapter(shape, load, where)).needs
 
 
 def placed_needs(shape: ModelShape, load: Load, where: MemoryLocation) -> MultiAdapterNeeds:
     """Return the same for other machines, where members of any size must agree on the base's size."""
-    training = _multi_adapter(shape, load, where)
+    training = multi_adapter(shape, load, where)
     found = estimate_adapters(training).needs
     return MultiAdapterNeeds(
         base_bytes=max(steady_base_bytes(training), found.base_bytes), member_bytes=found.member_bytes
     )
 
 
-def _multi_adapter(shape: ModelShape, load: Load, where: MemoryLocation) -> MultiAdapterTraining:
+def multi_adapter(shape: ModelShape, load: Load, where: MemoryLocation) -> MultiAdapterTraining:
     """Return a training of members of that size; their number is not known."""
     return MultiAdapterTraining(
         shape=shape,
@@ -171,7 +171,7 @@ def too_large(base: TrainableBase, load: Load, *, gpus: int) -> InsufficientDevi
     Without a GPU, RAM counts. Memory of unknown size is not checked.
     """
     there = rooms_here(gpus=gpus)
-    training = _multi_adapter(base.shape, load, MemoryLocation.CUDA if gpus else MemoryLocation.CPU)
+    training = multi_adapter(base.shape, load, MemoryLocation.CUDA if gpus else MemoryLocation.CPU)
     return no_room(training, there, _as_asked, _WORDS, lambda: _shapes(load)) if there else None
 
 
@@ -179,7 +179,7 @@ def what_fits(args: LoraArgs, room_bytes: int) -> str:
     """Return which sizes of an adapter would fit into so much RAM, with its base."""
     base = find_base(args.base)
     load = adapter_load(base, args, tokens=args.max_seq_len, dtype=args.dtype)
-    training = changed(_multi_adapter(base.shape, load, MemoryLocation.CPU), adapters=1)
+    training = changed(multi_adapter(base.shape, load, MemoryLocation.CPU), adapters=1)
     return "; ".join(map(str, smaller(room_bytes, training, _as_asked, _WORDS)))
 
 
@@ -241,7 +241,7 @@ def lora_needs(base: TrainableBase, load: Load, *, gpus: int, most: int = 0) -> 
     if not gpus:
         found = member_needs(base.shape, load, MemoryLocation.CPU)
         return Needs(memory_gib=found.total_bytes / GIB, base_memory_gib=found.base_bytes / GIB, most=most)
-    training, here = _multi_adapter(base.shape, load, MemoryLocation.CUDA), surroundings()
+    training, here = multi_adapter(base.shape, load, MemoryLocation.CUDA), surroundings()
     remembered = here.remembered(training)
     found = estimate_adapters(training, gpu=next(iter(here.rooms()), ""), correction=remembered.correction).needs
     return Needs(
@@ -253,13 +253,6 @@ def lora_needs(base: TrainableBase, load: Load, *, gpus: int, most: int = 0) -> 
         peaks=remembered.names,
         foretold_percent=100.0 if remembered.correction is None else remembered.correction.percent,
     )
-
-
-def sample_needs(base: TrainableBase, load: Load, *, gpus: int) -> Needs:
-    """Return what the completion of prompts needs, one row at a time."""
-    one = changed(load, rows=1, is_paired=False)
-    total_gib = member_needs(base.shape, one, MemoryLocation.CUDA if gpus else MemoryLocation.CPU).total_bytes / GIB
-    return Needs(gpu=gpus, vram_gib=total_gib, shares=True) if gpus else Needs(memory_gib=total_gib)
 
 
 def reading_needs(base: TrainableBase) -> Needs:

@@ -19,7 +19,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
-from stoker.authoring import Category, Cookbook, InputPath, PathOrName, Plan, PlanBuilder, Tip, arg, recipe
+from stoker.authoring import Category, Cookbook, InputPath, Needs, PathOrName, Plan, PlanBuilder, Tip, arg, recipe
+from stoker.cookbooks.language.answer_memory import answer_needs, answers_too_large, prompt_tokens
 from stoker.cookbooks.language.arguments import (
     ALL_LINEAR,
     BETA,
@@ -61,7 +62,6 @@ from stoker.cookbooks.language.memory_needs import (
     is_general,
     lora_needs,
     reading_needs,
-    sample_needs,
     shared_by_lora,
     too_large,
 )
@@ -137,6 +137,9 @@ class SampleRecipeArgs:
     prompts: tuple[str, ...] = arg(help="texts to answer")
     conversation: bool = arg(False, help="prompts are turns of one conversation, not each by itself")
     plain: bool = arg(False, help="complete prompts as they are, without a chat template")
+    context: int | None = arg(
+        None, help="maximum tokens of a conversation with its answers; null: what the base reads", ge=2, later=True
+    )
     tokens: int = arg(256, help="maximum tokens of each answer", ge=1, le=100_000)
     temperature: float = arg(0.0, help="sampling temperature; 0: always the likeliest token", ge=0, le=100)
     seed: int = arg(0, help="random seed", ge=0, le=1_000_000_000)
@@ -179,7 +182,7 @@ def lora(args: LoraRecipeArgs) -> Plan:
     adapter = examples.then(train_lora, settings, needs=needs)
     if not args.samples:
         return adapter.then(report_lora).finish()
-    samples = adapter.then(sample, _samples(args, wanted), needs=sample_needs(base, wanted.load, gpus=gpus))
+    samples = adapter.then(sample, _samples(args, wanted), needs=_sample_needs(args, wanted, gpus))
     return adapter.then(report_lora_samples, samples=samples).finish()
 
 
@@ -201,7 +204,7 @@ def full(args: FullRecipeArgs) -> Plan:
     model = _tokenised(FULL, args, wanted).then(trains, settings, id=train_full.name.rpartition("/")[2], needs=needs)
     if not args.samples:
         return model.then(report_full).finish(keep=(model,))
-    samples = model.then(sample_model, _samples(args, wanted), needs=sample_needs(base, wanted.load, gpus=gpus))
+    samples = model.then(sample_model, _samples(args, wanted), needs=_sample_needs(args, wanted, gpus))
     return model.then(report_full_samples, samples=samples).finish(keep=(model,))
 
 
@@ -221,6 +224,7 @@ def sample_models(args: SampleRecipeArgs) -> Plan:
     if base is not None:
         checking.path(args.path, base)
         checking.base_dtype(args.base_dtype, base, is_general=is_general(base, args.path))
+        checking.context(args.context, base)
     checking.refuse()
     assert base is not None  # noqa: S101 - refused above
     gpus = _gpus(args)
@@ -228,8 +232,11 @@ def sample_models(args: SampleRecipeArgs) -> Plan:
     models = [ChatModel(name=name, adapter=folder) for name, folder in zip(names, folders, strict=True)]
     if args.with_base or not models:
         models.append(ChatModel(name=BASE_NAME, adapter=None))
-    load = chat_load(base, models, dtype=dtype, base_dtype=args.base_dtype, path=args.path)
-    _refuse_too_large(checking, too_large(base, load, gpus=gpus), gpus)
+    longest = prompt_tokens(
+        args.prompts, args.tokens, args.context or base.positions, is_conversation=args.conversation
+    )
+    load = chat_load(base, models, longest, dtype=dtype, base_dtype=args.base_dtype, path=args.path)
+    _refuse_too_large(checking, answers_too_large(base, load, len(models), gpus=gpus), gpus)
     settings = AnswerArgs(
         **_base(_called(base, args.base_name), base.files),
         adapters=tuple(InputPath(os.path.abspath(one)) for one in folders),
@@ -238,6 +245,7 @@ def sample_models(args: SampleRecipeArgs) -> Plan:
         prompts=args.prompts,
         conversation=args.conversation,
         plain=args.plain,
+        context=args.context,
         tokens=args.tokens,
         temperature=args.temperature,
         seed=args.seed,
@@ -245,7 +253,8 @@ def sample_models(args: SampleRecipeArgs) -> Plan:
         base_dtype=load.base_dtype,
         path=args.path,
     )
-    return PlanBuilder("sample").start(answer, settings, needs=sample_needs(base, load, gpus=gpus)).finish()
+    needs = answer_needs(base, load, len(models), gpus=gpus)
+    return PlanBuilder("sample").start(answer, settings, needs=needs).finish()
 
 
 @recipe(MERGE, version=1, category=Category.EXPORT, output=LanguageModel, backend="torch", brings=_BRINGS)
@@ -399,6 +408,11 @@ def _samples(args: LoraRecipeArgs | FullRecipeArgs, wanted: _Wanted) -> SampleAr
         base_dtype=wanted.load.base_dtype,
         path=args.path if isinstance(args, LoraRecipeArgs) else "auto",
     )
+
+
+def _sample_needs(args: DataArgs, wanted: _Wanted, gpus: int) -> Needs:
+    longest = prompt_tokens(args.samples, args.sample_tokens, wanted.base.positions)
+    return answer_needs(wanted.base, changed(wanted.load, rows=1, tokens=longest, is_paired=False), 1, gpus=gpus)
 
 
 def _base(base: TrainableBase, names: tuple[str, ...]) -> dict[str, Any]:

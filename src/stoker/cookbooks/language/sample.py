@@ -122,6 +122,7 @@ def open_slots(
         targets=tuple(dict.fromkeys(target for spec in specs for target in spec.targets)),
         dora=any(spec.dora for spec in specs),
         whole=whole,
+        trains=False,
         compiles=False,
         records=False,
     )

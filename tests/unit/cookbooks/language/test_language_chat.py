@@ -47,7 +47,8 @@ SEVERAL = [{"name": "tool_use", "template": "{{ 1 / 0 }}"}, {"name": "rag", "tem
 
 def setup_of(folder: Path | str, *names: str, **more: Any) -> ChatSetup:
     given: dict[str, Any] = {
-        "base": find_base(str(folder)),
+        "base": (base := find_base(str(folder))),
+        "context": base.positions,
         "models": tuple(ChatModel(name=name, adapter=None) for name in names or ("base",)),
         "on_gpu": False,
         "dtype": "float32",
@@ -215,7 +216,7 @@ def test_many_tokens_for_an_answer_leave_the_conversation_half_of_what_the_base_
         list(session.answer("base", "a longer prompt"))
     assert b"one" not in bytes(token for token in model.shown[-1] if token < 256)
     (note,) = notes
-    assert note.startswith("The conversation and an answer of 64 tokens are longer than the base reads (128 tokens): ")
+    assert note.startswith("The conversation and an answer of 64 tokens are longer than its context of 128 tokens: ")
 
 
 def record_of(folder: Path, *, device: str = "cpu", dtype: str = "float32", **settings: Any) -> Path:

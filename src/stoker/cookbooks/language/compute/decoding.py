@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-_FIRST = 256
-"""Tokens for which there is memory at first; doubled whenever it is full."""
+from stoker.cookbooks.language.arguments import CACHE_TOKENS
 
 
 class KeyValueCache:
@@ -50,7 +49,7 @@ class KeyValueCache:
     def _room(self, layer: int, keys: Tensor, needed: int) -> Tensor:
         kept = self._layers.get(layer)
         if kept is None or kept.shape[1] < needed:
-            capacity = max(_FIRST, 1 << (needed - 1).bit_length())
+            capacity = max(CACHE_TOKENS, 1 << (needed - 1).bit_length())
             larger = torch.empty(2, capacity, *keys.shape[2:], dtype=keys.dtype, device=keys.device)
             if kept is not None:
                 larger[:, : self.length] = kept[:, : self.length]
@@ -81,13 +80,15 @@ class ModuleCache:
         return self.length
 
     def call(self, module: Any, tokens: Tensor) -> Any:
-        """Return what a module makes of tokens that continue the sequence."""
+        """Return what a module makes of tokens that continue the sequence; logits at least of the last one."""
         before, past = self.length, self._past
         # It is changed in place, and Ctrl-C may come between two layers.
         self.length, self._past = 0, None
         if "past_key_values" not in signature(module.forward).parameters:
             return module(input_ids=tokens, use_cache=False)
-        made = module(input_ids=tokens, use_cache=True, past_key_values=past)
+        # The logits of all tokens of a long prompt take much memory; only the last ones are asked for.
+        last = {"logits_to_keep": 1} if "logits_to_keep" in signature(module.forward).parameters else {}
+        made = module(input_ids=tokens, use_cache=True, past_key_values=past, **last)
         self._past = made.past_key_values
         self.length = before + tokens.shape[1] if self._past is not None else 0
         return made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -26,10 +27,17 @@ class TrainedNumbers:
     """Rows since the last update."""
 
     @classmethod
-    def empty(cls, count: int, size: int, dtype: torch.dtype, device: str) -> TrainedNumbers:
-        """Return zeros for so many adapters; `dtype` is that of products."""
-        weights, first, second, gathered = (torch.zeros(count, size, device=device) for _ in range(4))
+    def empty(cls, count: int, size: int, dtype: torch.dtype, device: str, *, trains: bool = True) -> TrainedNumbers:
+        """Return zeros for so many adapters; `dtype` is that of products.
+
+        Unless they are trained, all have one row of weights: it is needed only until `used` is made of it.
+        """
         used = torch.zeros(count, size, dtype=dtype, device=device)
+        if not trains:
+            none = torch.zeros(count, 0, device=device)
+            weights = torch.zeros(1, size, device=device).expand(count, size)
+            return cls(weights=weights, first=none, second=none, used=used, gathered=none)
+        weights, first, second, gathered = (torch.zeros(count, size, device=device) for _ in range(4))
         return cls(weights=weights, first=first, second=second, used=used, gathered=gathered)
 
 
@@ -59,18 +67,19 @@ class AdapterSlotState:
 
     @classmethod
     def empty(
-        cls, layout: BankLayout, count: int, base: FrozenBase, whole: Sequence[OuterModule] = ()
+        cls, layout: BankLayout, count: int, base: FrozenBase, whole: Sequence[OuterModule] = (), *, trains: bool = True
     ) -> AdapterSlotState:
-        """Return zeros for so many adapters."""
+        """Return zeros for so many adapters, which are trained or only used."""
         device, m = base.device, layout.m_size
+        empty = partial(TrainedNumbers.empty, count, device=device, trains=trains)
         numbers = {
             name: torch.zeros(count, device=device, dtype=torch.int64) for name in ("seeds", "updates", "passes")
         }
         return cls(
-            a=TrainedNumbers.empty(count, layout.a_size, base.dtype, device),
-            b=TrainedNumbers.empty(count, layout.b_size, base.dtype, device),
-            m=TrainedNumbers.empty(count, m, torch.float32, device),
-            copies=tuple(TrainedNumbers.empty(count, one.size, base.dtype, device) for one in whole),
+            a=empty(layout.a_size, base.dtype),
+            b=empty(layout.b_size, base.dtype),
+            m=empty(m, torch.float32),
+            copies=tuple(empty(one.size, base.dtype) for one in whole),
             has_magnitude=torch.zeros(count, m, dtype=torch.bool, device=device),
             inverse_norms=torch.zeros(count, m, device=device),
             base_squares=torch.zeros(m, device=device),

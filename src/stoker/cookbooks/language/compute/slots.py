@@ -256,12 +256,14 @@ class Slots:
         targets: tuple[str, ...],
         dora: bool = False,
         whole: tuple[str, ...] = (),
+        trains: bool = True,
         compiles: bool | None = None,
         records: bool | None = None,
     ) -> None:
         """Allocate the slots, with magnitudes if an adapter may have any (`dora`).
 
-        `whole`: full names of the modules of which adapters have copies of their own.
+        `whole`: full names of the modules of which adapters have copies of their own. Without `trains` there is memory
+        for `logits` only.
 
         `compiles` and `records`: kernels and CUDA graphs (default: if available).
         """
@@ -271,7 +273,9 @@ class Slots:
         even = -(-rank // _EVEN_RANK) * _EVEN_RANK if is_gpu else rank
         self.layout = BankLayout(base.shape, targets, even, dora=dora)
         self._whole = [one for one in base.outer_modules() if one.name in whole] if whole else []
-        self._state = AdapterSlotState.empty(self.layout, count, base, self._whole)
+        self._kept = ("weights", "first", "second") if trains else ("weights",)
+        """What is loaded of an adapter."""
+        self._state = AdapterSlotState.empty(self.layout, count, base, self._whole, trains=trains)
         self._specs: list[AdapterSpec | None] = [None] * count
         self._names: list[dict[str, Any]] = [{} for _ in range(count)]
         self._gathering: set[int] = set()
@@ -296,7 +300,7 @@ class Slots:
             raise BadInput(message, hint="use the base that it was trained on")
         state, optim = self._state, optim or Optim()
         with torch.no_grad():
-            for kept in ("weights", "first", "second"):
+            for kept in self._kept:
                 self.layout.write(getattr(adapter, kept), self._rows(slot, kept))
                 self._write_copies(slot, getattr(adapter, kept), kept)
             state.settle(slot, adapter.spec, optim, adapter.steps)
@@ -325,6 +329,7 @@ class Slots:
         return self._read(slot, "weights")
 
     def _read(self, slot: int, kept: str) -> Pairs:
+        self._refuse_unless_trained()
         spec, rows = self._spec(slot), self._rows(slot, kept)
         copies = {
             one.name: tuple(part.to("cpu", copy=True) for part in one.split(row))
@@ -356,6 +361,10 @@ class Slots:
         if spec is None:
             raise IndexError(f"slot {slot} is empty")
         return spec
+
+    def _refuse_unless_trained(self) -> None:
+        if len(self._kept) == 1:
+            raise TypeError("these slots have no memory for training")
 
     def clear(self, slot: int) -> None:
         """Empty a slot. Rows without labels for it have no effect."""
@@ -389,6 +398,7 @@ class Slots:
 
     def step(self, rows: AdapterSlotRows, *, update: Sequence[bool], rates: Sequence[float]) -> PassResult:
         """Pass rows to their slots, accumulate gradients, and update some slots with their learning rates."""
+        self._refuse_unless_trained()
         waiting = {slot for slot, now in zip(rows.slots, update, strict=True) if not now}
         gathers = bool(waiting or self._gathering.intersection(rows.slots))
         self._gathering = (self._gathering - set(rows.slots)) | waiting
