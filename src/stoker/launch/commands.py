@@ -50,9 +50,21 @@ _PUBLIC = frozenset(
     }
 )
 _PUBLIC_PREFIXES = (
-    *("LC_", "XDG_", "SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SACCT_"),
+    *("LC_", "XDG_", "SLURM_"),
     *("MODULE", "LMOD_", "__LMOD", "_ModuleTable", "BASH_FUNC_module", "BASH_FUNC_ml", "BASH_FUNC__module"),
 )
+_SLURM_PROGRAMS = frozenset({"sbatch", "squeue", "scancel", "sacct", "scontrol", "sinfo"})
+# In POSIX sh: SLURM_CONF says which cluster it is, and SLURM_JWT who asks.
+_UNSET = (
+    "unset SBATCH_TIMELIMIT $(env | sed -nE '/^SLURM_(CONF|CONF_SERVER|JWT)=/d;"
+    r" s/^((SBATCH|SQUEUE|SCANCEL|SACCT|SINFO|SRUN|SLURM)_[A-Za-z0-9_]*)=.*/\1/p')"
+)
+WITHOUT_OPTIONS = ("sh", "-c", f'{_UNSET}; exec "$@"', "sh")
+"""Runs a command of Slurm without options from variables.
+
+They win over a script's: `SBATCH_TIMELIMIT` over `#SBATCH --time`; `SQUEUE_PARTITION` hides jobs. What the launcher and
+the cluster file set would not count.
+"""
 _PRIVATE = re.compile(r"TOKEN$|SECRET|PASSW|CREDENTIAL|_KEY$|APIKEY|JWT", re.IGNORECASE)
 
 
@@ -91,13 +103,13 @@ class HostCommands:
 
         Raises `NoBackend` if it certainly did not run, `HostKeyChanged` if the host has another key.
         """
-        words = argv
+        program = next(word for word in argv if word != "env" and "=" not in word)
+        words = [*WITHOUT_OPTIONS, *argv] if program in _SLURM_PROGRAMS else argv
         if where:
             self._hosts.add(where)
-            words = [*self._ssh_words(where), "--", where, shlex.join(argv)]
+            words = [*self._ssh_words(where), "--", where, shlex.join(words)]
         if stdin_path:
             words = ["sh", "-c", 'exec "$@" < "$0"', stdin_path, *words]
-        program = next(word for word in argv if word != "env" and "=" not in word)
         reply = self._runner.ask(words, limit_s=limit_s, stdin=stdin)
         if isinstance(reply, ProbeFailure):
             if reply.code in ("probe_missing", "probe_not_started"):

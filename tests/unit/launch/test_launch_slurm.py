@@ -12,7 +12,7 @@ from stoker.core.frozen import changed
 from stoker.core.pool import Allocation, AllocationCause, AllocationState, Pool, PoolBackend, PoolGpu, PoolShape
 from stoker.devices.checkup import CheckStatus
 from stoker.host.command_runner import LIMIT_S, ProbeFailure, ProbeOutput, Reply, SubprocessRunner
-from stoker.launch.commands import HostCommands
+from stoker.launch.commands import WITHOUT_OPTIONS, HostCommands
 from stoker.launch.launchers import MOST_TOGETHER
 from stoker.launch.slurm import SlurmLauncher, limit_s, read_queue
 from tests.unit.launch.golden_scripts import same_as_golden
@@ -39,6 +39,7 @@ class Scripted:
         self.sent: list[tuple[str, str]] = []
 
     def ask(self, argv: Sequence[str], *, limit_s: float = LIMIT_S, stdin: str = "") -> Reply:
+        argv = argv[len(WITHOUT_OPTIONS) :] if tuple(argv[: len(WITHOUT_OPTIONS)]) == WITHOUT_OPTIONS else argv
         self.sent.append((" ".join(argv), stdin))
         program = next(word for word in argv if word != "env" and "=" not in word)
         return self._replies.get(program, ProbeOutput(out=""))
@@ -84,6 +85,35 @@ def test_what_is_rendered_is_what_is_sent_and_tickets_go_by_standard_input() -> 
     assert "umask 077" in tickets
     assert tickets.count("secret") == 3
     assert "secret" not in script
+
+
+@pytest.mark.parametrize("is_far", [False, True])
+def test_no_command_of_slurm_sees_options_in_variables(is_far: bool, tmp_path: Path) -> None:
+    kept = {"SLURM_CONF": "/etc/slurm.conf", "SLURM_JWT": "me"}
+    options = {
+        **{"SBATCH_TIMELIMIT": "1", "SBATCH_JOB_NAME": "x", "SBATCH_WAIT": "", "SBATCH_REQUEUE": "1"},
+        **{"SQUEUE_PARTITION": "p", "SQUEUE_FORMAT": "a b\nSQUEUE_X=1;id", "SCANCEL_STATE": "PENDING"},
+        **{"SACCT_LOCAL": "1", "SLURM_CLUSTERS": "c2", "SLURM_TIMELIMIT": "1", "SLURM_JOB_ID": "7"},
+    }
+    for program in ("sbatch", "squeue", "scancel", "sacct", "scontrol", "sinfo"):
+        (tmp_path / program).write_text('#!/bin/sh\necho "$0" "$@"\nenv\ncat\n')
+        (tmp_path / program).chmod(0o755)
+    # As sshd: a shell of the user reads the command, with the variables of that host.
+    far = '#!/bin/sh\n[ "$1" != -G ] || exit 0\nfor last; do :; done\nexec /bin/sh -c "$last"\n'
+    (tmp_path / "ssh").write_text(far)
+    (tmp_path / "ssh").chmod(0o755)
+    runner = SubprocessRunner({"PATH": f"{tmp_path}:/usr/bin:/bin", **kept, **options}, language=None)
+    commands = HostCommands(runner, control_folder=str(tmp_path / "c"))
+    for program in ("sbatch", "squeue", "scancel", "sacct", "scontrol", "sinfo"):
+        argv = ["env", "SLURM_TIME_FORMAT=%s", program, "--a b", "$c"]
+        printed = commands.read("login" if is_far else "", argv, stdin="the script").out
+        assert printed.startswith(f"{tmp_path / program} --a b $c\n")
+        assert printed.endswith("the script")
+        found = {line.partition("=")[0] for line in printed.splitlines()}
+        assert found & (kept.keys() | options.keys()) == kept.keys()
+        assert "SLURM_TIME_FORMAT=%s" in printed
+    # Other programs see them.
+    assert commands.read("login" if is_far else "", ["sh", "-c", "env"]).out.count("\nSBATCH_") == 4
 
 
 def test_tickets_are_written_in_the_folder_that_was_checked(tmp_path: Path) -> None:
