@@ -511,7 +511,11 @@ def _brake(allocations: Sequence[Allocation], now_s: float, *, since_s: float) -
         (AllocationCause.NOT_SUBMITTED, MOST_REFUSED, "requests were lost"),
         (AllocationCause.REFUSED, MOST_REFUSED, "requests were refused"),
     ):
-        last = [one for one in ended if one.cause is not AllocationCause.CANCELLED][-most:]
+        last = [one for one in ended if one.cause is not AllocationCause.CANCELLED]
+        if cause is not AllocationCause.NEVER_JOINED:
+            # A request may be of many allocations, which are planned at once.
+            last = list({one.planned_s: one for one in last}.values())
+        last = last[-most:]
         if len(last) == most and all(one.cause is cause for one in last):
             said = next((one.message or one.reason for one in reversed(last) if one.message or one.reason), "")
             return f"{most} {what} in a row{f': {said}' if said else ''}"

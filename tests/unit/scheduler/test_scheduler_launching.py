@@ -189,6 +189,15 @@ def test_a_pool_pauses_by_itself(cause: AllocationCause, count: int, message: st
     assert len(decided([jobs()], past, resumed_s=NOW_S - 1.0).starts) == 1, "what was before counts no more"
 
 
+@pytest.mark.parametrize("cause", [AllocationCause.REFUSED, AllocationCause.NOT_SUBMITTED])
+def test_a_request_of_many_that_fails_counts_once(cause: AllocationCause) -> None:
+    past = [ended(cause, number=10 * at + one, ago_s=100.0 - at) for at in range(5) for one in range(8)]
+    assert decided([jobs()], past[:32]).pauses == ()
+    assert len(decided([jobs()], past).pauses) == 1
+    alone = [ended(AllocationCause.NEVER_JOINED, number=number) for number in range(3)]
+    assert len(decided([jobs()], alone).pauses) == 1, "workers that never joined count one by one"
+
+
 def test_old_cancellations_do_not_pause() -> None:
     past = [ended(AllocationCause.CANCELLED_THERE, number=number, ago_s=3600.0) for number in range(5)]
     assert decided([jobs()], past).pauses == ()
