@@ -30,10 +30,20 @@ from stoker.coordinator.queue.commands import (
     WatchPools,
 )
 from stoker.core.capability import Capability
+from stoker.core.device import Backend, Device
 from stoker.core.errors import BadInput, Conflict, Forbidden, NotFound, Refused, StaleLease
 from stoker.core.frozen import changed
 from stoker.core.machine import Cluster, UserPolicy
-from stoker.core.pool import Allocation, AllocationCause, AllocationState, Pool, PoolBackend, PoolShape, PoolState
+from stoker.core.pool import (
+    Allocation,
+    AllocationCause,
+    AllocationState,
+    Pool,
+    PoolBackend,
+    PoolGpu,
+    PoolShape,
+    PoolState,
+)
 from stoker.protocol.launch_messages import AllocationMove, LaunchView
 from stoker.protocol.lease_messages import Grant, Hello, Renewal, RenewalResponse
 from tests.contract.queue_driving import GIB, Driven, order
@@ -104,10 +114,14 @@ def serving(fleet: Driven, id: str = ONE) -> None:
     fleet.join(f"a100-{id}")
 
 
-def hello(fleet: Driven, id: str, cores: int, ram_gib: int = 64) -> None:
+def hello(fleet: Driven, id: str, cores: int, ram_gib: int = 64, gpus: int = 0) -> None:
     """Let an allocation's worker say hello from a machine with so much."""
     size = ram_gib * GIB
-    found = Capability(cpu_cores=cores, ram_total_bytes=size, ram_available_bytes=size)
+    devices = tuple(
+        Device(uuid=f"GPU-{id}-{number}", backend=Backend.CUDA, name="NVIDIA A100", total_bytes=40 * GIB)
+        for number in range(gpus)
+    )
+    found = Capability(cpu_cores=cores, ram_total_bytes=size, ram_available_bytes=size, devices=devices)
     name = f"a100-{id}"
     fleet.ask(Hello(worker=name, incarnation=name, capability=found.to_dict(), capability_digest=name, slots=4))
 
@@ -752,6 +766,29 @@ def test_what_the_workers_of_a_pool_found_replaces_its_declaration(fleet: Driven
     assert pool(fleet).pool.found == shape, "no more than was requested; the others have left"
     declare(fleet, changed(POOL, each=PoolShape(cpu_cores=2)))
     assert pool(fleet).pool.found is None
+
+
+def test_one_machine_without_gpus_takes_none_from_the_pool(fleet: Driven) -> None:
+    shape = PoolShape(cpu_cores=1, gpus=(PoolGpu(type="a100", vram_mb=20 * 1024),))
+    declare(fleet, changed(POOL, each=shape))
+    watch(fleet)
+    plan(fleet, ONE)
+    hello(fleet, ONE, cores=8)
+    assert pool(fleet).pool.lacks == "declared 1 GPU, found 0"
+    assert pool(fleet).pool.shape.gpus == shape.gpus, "its driver may be dead"
+    plan(fleet, TWO)
+    hello(fleet, TWO, cores=8, gpus=1)
+    assert (pool(fleet).pool.shape.gpus, pool(fleet).pool.without_gpus) == (shape.gpus, 0)
+    plan(fleet, "00000a", "00000b")
+    hello(fleet, "00000a", cores=8)
+    assert pool(fleet).pool.shape.gpus == shape.gpus
+    reopen(fleet)
+    declare(fleet, changed(POOL, each=shape, max=5))
+    hello(fleet, "00000b", cores=8)
+    assert pool(fleet).pool.shape.gpus == (), "two machines agree"
+    assert pool(fleet).pool.lacks == "declared 1 GPU, found 0"
+    ask(fleet, ResumePool(pool="a100", by="me"))
+    assert (pool(fleet).pool.shape, pool(fleet).pool.lacks) == (shape, "")
 
 
 def test_resume_forgets_machines_that_got_no_job(fleet: Driven) -> None:

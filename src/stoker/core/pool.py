@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 from stoker.core.errors import Diagnostic, InvalidCluster
-from stoker.core.frozen import fresh, frozen
+from stoker.core.frozen import changed, fresh, frozen
 from stoker.core.text import counted, did_you_mean
 
 LABEL = "stoker"
@@ -33,6 +33,7 @@ SSH_WALL_S = 30 * 86400.0
 DEFAULT_BACKLOG = 2
 DEFAULT_PATIENCE_S = 10.0
 _LEAST_DRAIN_S = 120.0
+_MOST_BROKEN = 2
 
 
 class PoolBackend(StrEnum):
@@ -116,6 +117,8 @@ class Pool:
     """As declared; this much is requested."""
     found: PoolShape | None = None
     """What its last machines were found to have; None: none has joined since the pool was declared so."""
+    without_gpus: int = 0
+    """How many machines in a row were found without any of the declared GPUs."""
     wall_s: float = DEFAULT_WALL_S
     """The time limit of an allocation."""
     min: int = 0
@@ -147,8 +150,11 @@ class Pool:
 
     @property
     def shape(self) -> PoolShape:
-        """What a machine of it has, as far as is known."""
-        return self.each if self.found is None else self.found
+        """What a machine of it has, as far as is known. One machine without GPUs is broken; two are the rule."""
+        if self.found is None:
+            return self.each
+        is_broken = self.without_gpus < _MOST_BROKEN and not self.found.gpus
+        return changed(self.found, gpus=self.each.gpus) if is_broken else self.found
 
     @property
     def lacks(self) -> str:

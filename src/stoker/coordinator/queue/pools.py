@@ -79,8 +79,9 @@ def declare_pools(transaction: WriterTransaction, pools: Iterable[Pool]) -> None
         transaction.write(transaction.statements.put_meta, key=FLEET, value=book.launch.fleet)
     for name, pool in declared.items():
         known = book.launch.pools.get(name)
-        found = known.pool.found if known is not None and known.pool.each == pool.each else None
-        declared_pool = changed(pool, found=found)
+        declared_pool = pool
+        if known is not None and known.pool.each == pool.each:
+            declared_pool = changed(pool, found=known.pool.found, without_gpus=known.pool.without_gpus)
         state = PoolState(pool=pool) if known is None else changed(known, pool=declared_pool, is_declared=True)
         if state != known:
             _put_pool(transaction, state)
@@ -156,13 +157,13 @@ def pause_pool(transaction: WriterTransaction, asked: PausePool) -> QueueCommand
 
 
 def resume_pool(transaction: WriterTransaction, asked: ResumePool) -> QueueCommandResult:
-    """Plan allocations of a pool again."""
+    """Plan allocations of a pool again, of machines as declared: what was found before no longer counts."""
     state = pool_named(transaction, asked.pool)
+    pool = changed(state.pool, found=None, without_gpus=0)
+    # Machines that got no job no longer count against it, either.
+    _put_pool(transaction, changed(state, pool=pool, paused="", resumed_s=transaction.now_s))
     if not state.paused:
-        # Machines that got no job no longer count against it, either.
-        _put_pool(transaction, changed(state, resumed_s=transaction.now_s))
         return QueueCommandResult(notes=(f"pool {asked.pool} is not paused",))
-    _put_pool(transaction, changed(state, paused="", resumed_s=transaction.now_s))
     _tell_pool(transaction, state, "resumed", asked.by)
     return QueueCommandResult(changed=(asked.pool,))
 
@@ -174,11 +175,13 @@ def note_shape(transaction: WriterTransaction, pool: str, machine: RegisteredMac
     if state is None:
         return
     found = detected_shape(state.pool.each, capability_from_dict(loads(machine.row["capability"])))
+    without_gpus = state.pool.without_gpus + 1 if state.pool.each.gpus and not found.gpus else 0
     others = any(one.state is AllocationState.SERVING for one in live_of(book, pool))
     if others and state.pool.found is not None:
         found = state.pool.found.smaller(found)
-    if found != state.pool.found:
-        new = changed(state, pool=changed(state.pool, found=found))
+    pool = changed(state.pool, found=found, without_gpus=without_gpus)
+    if pool != state.pool:
+        new = changed(state, pool=pool)
         _put_pool(transaction, new)
         if new.pool.lacks and new.pool.lacks != state.pool.lacks:
             _tell_pool(transaction, state, "found", "", why=new.pool.lacks)
