@@ -43,10 +43,11 @@ class LosingCommands(HostCommands):
 
     def run(self, where: str, argv: object, **options: object) -> Reply:
         reply = super().run(where, argv, **options)  # type: ignore[arg-type]
-        # Slurm's tickets are written before, by another command.
+        # Tickets of Slurm and Kubernetes are written before, by another command.
         words = cast("Sequence[str]", argv)
         is_script = words == ("sh", "-s") and "setsid" in str(options["stdin"])
-        is_submit = is_script or "--parsable" in words or "create" in words or "submit" in words
+        is_job = "create" in words and '"kind": "Job"' in str(options["stdin"])
+        is_submit = is_script or is_job or "--parsable" in words or "submit" in words
         return ProbeFailure(why="timed out after 30 s", code="probe_timeout") if is_submit else reply
 
 

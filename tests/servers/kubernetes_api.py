@@ -126,14 +126,9 @@ class KubernetesApi:
         return 201, body
 
     def _delete(self, resource: str, name: str) -> None:
-        gone = self.objects[resource].pop(name)
-        owned = [
-            key
-            for key, one in self.objects["secrets"].items()
-            if any(owner["uid"] == gone["metadata"]["uid"] for owner in one["metadata"]["ownerReferences"])
-        ]
-        for key in owned:
-            del self.objects["secrets"][key]
+        del self.objects[resource][name]
+        if resource != "jobs":
+            return
         pod = f"{name}-x7k2p"
         if pod in self.objects["pods"]:
             self.objects["pods"][pod]["metadata"]["deletionTimestamp"] = _now()

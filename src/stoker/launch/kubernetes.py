@@ -1,8 +1,9 @@
 """Workers as Kubernetes Jobs: one Job with one pod for each allocation, by the system's `kubectl`.
 
-A ticket is a Secret that its Job owns, so it is deleted with the Job. A request has two documents: the Jobs come first,
-because their uids are in the Secrets; a pod waits for its Secret, which one of its volumes names. A pod that fails is
-not repeated: the queue decides, and the ticket is used.
+A ticket is a Secret. A request has two documents, and the Secrets come first: a pod whose Secret never comes would wait
+for good with its devices, and nothing that may be read without the right to read Secrets tells why. So a Job that is
+there has its Secret, whenever its launcher died. The Secret goes with the other files of an allocation that is over. A
+pod that fails is not repeated: the queue decides, and the ticket is used.
 
 The time limit is the pod's, not the Job's: that of a Job counts from its creation, and a pod may wait for hours.
 """
@@ -46,7 +47,7 @@ _CREATE_LIMIT_S = 90.0
 _LOG_LINES = 100
 _LOG_BYTES = 4096
 
-_CREATED = 'jsonpath={.metadata.name}{"\\t"}{.metadata.uid}{"\\n"}'
+_CREATED = 'jsonpath={.kind}{"\\t"}{.metadata.name}{"\\n"}'
 _LIST = "stoker:list"
 """The first line that `_SHOWN` prints. An answer without it is not kubectl's."""
 # Objects are printed as JSON, so a line break in a message does not end a line.
@@ -62,7 +63,7 @@ _ALLOWED = (
 )
 _RIGHTS = (
     *(("create", "jobs", "batch"), ("list", "jobs", "batch"), ("delete", "jobs", "batch")),
-    *(("create", "secrets", ""), ("list", "pods", ""), ("get", "pods/log", "")),
+    *(("create", "secrets", ""), ("delete", "secrets", ""), ("list", "pods", ""), ("get", "pods/log", "")),
 )
 _RIGHTS_HINT = "kubectl auth can-i --list shows what the kubeconfig's user may do"
 
@@ -104,8 +105,8 @@ class KubernetesLauncher:
     def render(self, pool: Pool, allocations: Sequence[Allocation], *, fleet: str) -> Rendered:
         require_valid(pool)
         documents = (
-            _text([_job(pool, one, fleet) for one in allocations]),
             _text([_secret(one, fleet) for one in allocations]),
+            _text([_job(pool, one, fleet) for one in allocations]),
         )
         return Rendered(
             where=pool.via,
@@ -115,28 +116,25 @@ class KubernetesLauncher:
         )
 
     def submit(self, rendered: Rendered, tickets: Mapping[str, str]) -> Mapping[str, str]:
-        jobs, _, secrets = rendered.stdin.partition(NEXT)
-        uids, failure = self._create(rendered, jobs)
-        if not uids:
-            raise failure or LaunchDoubtful("kubectl create printed no Job", hint="kubectl get jobs")
-        ids = {name.rpartition("-")[2]: name for name in uids}
+        secrets, _, jobs = rendered.stdin.partition(NEXT)
+        texts = {id: json.dumps(text)[1:-1] for id, text in tickets.items()}
+        held, failure = self._create(rendered, fill(secrets, texts))
+        if not held:
+            raise failure or LaunchDoubtful("kubectl create printed no Secret", hint="kubectl get secrets")
         if failure:
             # The others' pods would wait for their Secrets.
-            kept = [one for one in json.loads(secrets)["items"] if one["metadata"]["name"] in uids]
-            secrets = _text(kept)
-        for id, name in ids.items():
-            secrets = secrets.replace(_uid_hole(id), uids[name])
-        texts = {id: json.dumps(text)[1:-1] for id, text in tickets.items()}
-        _, secrets_failure = self._create(rendered, fill(secrets, texts))
-        if secrets_failure:
-            raise self._undo(rendered, tuple(uids), secrets_failure)
+            jobs = _text([one for one in json.loads(jobs)["items"] if one["metadata"]["name"] in held])
+        made, jobs_failure = self._create(rendered, jobs)
+        failure = jobs_failure or failure
+        if not made:
+            raise failure or LaunchDoubtful("kubectl create printed no Job", hint="kubectl get jobs")
         if failure:
-            message = f"{len(uids)} of {len(rendered.ids)} Jobs created: {failure.message}"
+            message = f"{len(made)} of {len(rendered.ids)} Jobs created: {failure.message}"
             raise LaunchDoubtful(message, hint=failure.hint)
-        return ids
+        return {name.rpartition("-")[2]: name for name in made}
 
     def forecast(self, rendered: Rendered) -> str:
-        jobs = rendered.stdin.partition(NEXT)[0]
+        jobs = rendered.stdin.partition(NEXT)[2]
         reply = self._commands.read(rendered.where, (*rendered.argv, "--dry-run=server"), stdin=jobs)
         if reply.exit_code:
             return _words(reply)
@@ -178,6 +176,8 @@ class KubernetesLauncher:
         reply = self._read(pool, "get", "jobs", "-l", selector, "-o", _SHOWN)
         jobs = [shown for line in reply.out.splitlines() if (shown := _shown(line)) is not None]
         self.cancel(pool, [job.name for job in jobs if job.condition("Complete") or job.condition("Failed")])
+        secrets = [Allocation(id=id, pool=pool.name).name for id in sorted(ids)]
+        self._read(pool, "delete", "secrets", "--ignore-not-found", "--wait=false", "--", *secrets)
 
     def check(self, pool: Pool, *, url: str = "") -> tuple[Check, ...]:
         require_valid(pool)
@@ -223,31 +223,16 @@ class KubernetesLauncher:
             return Check("rights", CheckStatus.BAD, f"not allowed: {', '.join(missing)}", _RIGHTS_HINT)
         return Check("rights", CheckStatus.OK, "Jobs, Secrets and pods")
 
-    def _create(self, rendered: Rendered, document: str) -> tuple[dict[str, str], StokerError | None]:
-        """Create objects; return the uids of those that were created, and why the others were not."""
+    def _create(self, rendered: Rendered, document: str) -> tuple[Sequence[str], StokerError | None]:
+        """Create objects; return the names of those that were created, and why the others were not."""
         reply = self._commands.run(rendered.where, rendered.argv, stdin=document, limit_s=_CREATE_LIMIT_S)
-        lines = [line.split("\t") for line in reply.out.splitlines()]
-        uids = {words[0]: words[1] for words in lines if len(words) == 2}
         if isinstance(reply, ProbeFailure):
-            return {}, LaunchDoubtful(f"kubectl create: {reply.why}")
+            return (), LaunchDoubtful(f"kubectl create: {reply.why}")
+        names = [words[1] for line in reply.out.splitlines() if len(words := line.split("\t")) == 2]
         if not reply.exit_code:
-            return uids, None
+            return names, None
         text = _words(reply)
-        return uids, LaunchDoubtful(f"kubectl create: {text}") if _LOST.search(text) else _failure(text)
-
-    def _undo(self, rendered: Rendered, names: Sequence[str], failure: StokerError) -> StokerError:
-        """Delete Jobs whose Secrets were not created; return the error to raise."""
-        if isinstance(failure, LaunchDoubtful):
-            return failure
-        prefix = rendered.argv[: rendered.argv.index("create")]
-        argv = (*prefix, "delete", "jobs", "--ignore-not-found", "--wait=false", "--", *names)
-        try:
-            reply = self._commands.run(rendered.where, argv)
-        except StokerError:
-            reply = None
-        if isinstance(reply, ProbeOutput) and not reply.exit_code:
-            return failure
-        return LaunchDoubtful(f"Jobs without their Secrets remain: {failure.message}", hint=failure.hint)
+        return names, LaunchDoubtful(f"kubectl create: {text}") if _LOST.search(text) else _failure(text)
 
     def _read(self, pool: Pool, *words: str, stdin: str = "") -> ProbeOutput:
         """Run kubectl; raise `NoBackend` if there is no answer, `LaunchRefused` if the server refuses."""
@@ -265,10 +250,6 @@ def _kubectl(pool: Pool) -> tuple[str, ...]:
 def _text(items: Sequence[Mapping[str, Any]]) -> str:
     # JSON and not YAML: kubectl would read an id such as 12e456 as a number.
     return json.dumps({"apiVersion": "v1", "kind": "List", "items": items}, indent=2)
-
-
-def _uid_hole(id: str) -> str:
-    return f"{{uid:{id}}}"
 
 
 def _labels(pool: str, id: str, fleet: str) -> dict[str, str]:
@@ -365,19 +346,12 @@ def _toleration(text: str) -> dict[str, str]:
 
 
 def _secret(allocation: Allocation, fleet: str) -> dict[str, Any]:
-    owner = {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "name": allocation.name,
-        "uid": _uid_hole(allocation.id),
-    }
     return {
         "apiVersion": "v1",
         "kind": "Secret",
         "metadata": {
             "name": allocation.name,
             "labels": _labels(allocation.pool, allocation.id, fleet),
-            "ownerReferences": [owner],
         },
         "immutable": True,
         "stringData": {"ticket": ticket_hole(allocation)},

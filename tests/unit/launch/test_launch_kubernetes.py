@@ -77,21 +77,21 @@ def test_what_is_sent_is_kept() -> None:
 def test_every_manifest_fits_the_strict_schema_of_its_kind(pool: Pool, version: str) -> None:
     validator = pytest.importorskip("kubernetes_validate")
     made = manifests(pool)
-    assert [item["kind"] for item in made] == ["Job", "Job", "Secret", "Secret"]
+    assert [item["kind"] for item in made] == ["Secret", "Secret", "Job", "Job"]
     for item in made:
         validator.validate(item, version, strict=True)
 
 
 def test_a_schema_refuses_a_field_that_no_cluster_knows() -> None:
     validator = pytest.importorskip("kubernetes_validate")
-    job = manifests(SMALL)[0]
+    job = manifests(SMALL)[2]
     job["spec"]["template"]["spec"]["activeDeadline"] = 1
     with pytest.raises(validator.ValidationError):
         validator.validate(job, "1.37", strict=True)
 
 
 def test_a_job_is_tried_once_and_its_pod_has_the_pools_limits() -> None:
-    spec = manifests(POOL)[0]["spec"]
+    spec = manifests(POOL)[2]["spec"]
     pod = spec["template"]["spec"]
     assert (spec["backoffLimit"], pod["restartPolicy"]) == (0, "Never")
     assert (pod["activeDeadlineSeconds"], pod["terminationGracePeriodSeconds"]) == (7201, 120)
@@ -107,7 +107,7 @@ def test_a_job_is_tried_once_and_its_pod_has_the_pools_limits() -> None:
     ]
 
 
-def test_a_ticket_is_a_secret_of_its_job(
+def test_a_ticket_is_a_secret_that_is_there_before_its_job(
     kubernetes_api: KubernetesApi, launcher: Callable[..., KubernetesLauncher]
 ) -> None:
     made = launcher()
@@ -120,14 +120,33 @@ def test_a_ticket_is_a_secret_of_its_job(
     jobs, secrets = kubernetes_api.objects["jobs"], kubernetes_api.objects["secrets"]
     assert list(secrets) == list(jobs) == [one.name for one in TWO]
     for one in TWO:
-        secret = secrets[one.name]
-        assert secret["stringData"] == {"ticket": TICKETS[one.id]}
-        assert secret["metadata"]["ownerReferences"][0]["uid"] == jobs[one.name]["metadata"]["uid"]
+        assert secrets[one.name]["stringData"] == {"ticket": TICKETS[one.id]}
+    creations = [one for one in kubernetes_api.requests if one.startswith("create")]
+    assert creations[-4:] == ["create secrets"] * 2 + ["create jobs"] * 2
     with pytest.raises(LaunchDoubtful, match="already exists"):
         made.submit(rendered, TICKETS)
+    made.clean(SMALL, TWO)
+    assert secrets == {}
 
 
-def test_a_job_without_its_secret_is_deleted_again(
+@pytest.mark.parametrize("lost", ["create secrets", "create jobs"])
+def test_no_lost_answer_leaves_a_job_without_its_secret(
+    kubernetes_api: KubernetesApi, launcher: Callable[..., KubernetesLauncher], lost: str
+) -> None:
+    kubernetes_api.loses = {lost}
+    made = launcher()
+    with pytest.raises(LaunchDoubtful):
+        made.submit(made.render(SMALL, TWO[:1], fleet=FLEET), TICKETS)
+    assert set(kubernetes_api.objects["jobs"]) == ({TWO[0].name} if lost == "create jobs" else set())
+    assert set(kubernetes_api.objects["secrets"]) == {TWO[0].name}
+    kubernetes_api.loses = set()
+    found = [one.id for one in made.look(SMALL, fleet=FLEET)]
+    assert found == ([TWO[0].id] if lost == "create jobs" else [])
+    made.clean(SMALL, TWO)
+    assert kubernetes_api.objects["secrets"] == {}
+
+
+def test_without_the_right_to_make_secrets_no_job_is_made(
     kubernetes_api: KubernetesApi, launcher: Callable[..., KubernetesLauncher]
 ) -> None:
     kubernetes_api.forbidden = {"create secrets"}
@@ -166,14 +185,20 @@ def test_rights_are_checked_in_the_namespace_of_the_context(
     assert "create jobs" in rights.message
 
 
-def test_of_several_the_created_ones_get_their_secrets(
+def test_of_several_those_are_made_whose_secret_could_be_made(
     kubernetes_api: KubernetesApi, launcher: Callable[..., KubernetesLauncher]
 ) -> None:
     made = launcher()
-    made.submit(made.render(SMALL, TWO[:1], fleet=FLEET), TICKETS)
-    with pytest.raises(LaunchDoubtful, match="1 of 2 Jobs created"):
-        made.submit(made.render(SMALL, TWO, fleet=FLEET), TICKETS)
-    assert set(kubernetes_api.objects["secrets"]) == {one.name for one in TWO}
+    taken = made.render(SMALL, TWO[:1], fleet=FLEET)
+    made.submit(taken, TICKETS)
+    for kept in ("jobs", "secrets"):
+        other = Allocation(id=f"00000{len(kept)}", pool="gpu")
+        if kept == "jobs":
+            del kubernetes_api.objects["secrets"][TWO[0].name]
+        with pytest.raises(LaunchDoubtful, match="1 of 2 Jobs created"):
+            made.submit(made.render(SMALL, [TWO[0], other], fleet=FLEET), {**TICKETS, other.id: "x"})
+        assert kubernetes_api.objects["jobs"].keys() == kubernetes_api.objects["secrets"].keys()
+        assert other.name in kubernetes_api.objects["jobs"]
 
 
 def test_a_request_that_failed_is_refused_or_not_possible_now_or_in_doubt(
@@ -245,7 +270,7 @@ def test_what_a_cluster_shows_becomes_a_state_a_cause_and_its_own_words(
 ) -> None:
     for id, (condition, status, _) in SHOWN.items():
         one = Allocation(id=id, pool="gpu")
-        job = json.loads(without_kubectl().render(SMALL, [one], fleet=FLEET).stdin.split(NEXT)[0])["items"][0]
+        job = json.loads(without_kubectl().render(SMALL, [one], fleet=FLEET).stdin.split(NEXT)[1])["items"][0]
         if condition != "deleted":
             kubernetes_api.objects["jobs"][one.name] = {
                 **job,

@@ -91,9 +91,17 @@ def test_what_is_rendered_is_what_is_sent_and_tickets_go_by_standard_input() -> 
 def test_no_command_of_slurm_sees_options_in_variables(is_far: bool, tmp_path: Path) -> None:
     kept = {"SLURM_CONF": "/etc/slurm.conf", "SLURM_JWT": "me"}
     options = {
-        **{"SBATCH_TIMELIMIT": "1", "SBATCH_JOB_NAME": "x", "SBATCH_WAIT": "", "SBATCH_REQUEUE": "1"},
-        **{"SQUEUE_PARTITION": "p", "SQUEUE_FORMAT": "a b\nSQUEUE_X=1;id", "SCANCEL_STATE": "PENDING"},
-        **{"SACCT_LOCAL": "1", "SLURM_CLUSTERS": "c2", "SLURM_TIMELIMIT": "1", "SLURM_JOB_ID": "7"},
+        "SBATCH_TIMELIMIT": "1",
+        "SBATCH_JOB_NAME": "x",
+        "SBATCH_WAIT": "",
+        "SBATCH_REQUEUE": "1",
+        "SQUEUE_PARTITION": "p",
+        "SQUEUE_FORMAT": "a b\nSQUEUE_X=1;id",
+        "SCANCEL_STATE": "PENDING",
+        "SACCT_LOCAL": "1",
+        "SLURM_CLUSTERS": "c2",
+        "SLURM_TIMELIMIT": "1",
+        "SLURM_JOB_ID": "7",
     }
     for program in ("sbatch", "squeue", "scancel", "sacct", "scontrol", "sinfo"):
         (tmp_path / program).write_text('#!/bin/sh\necho "$0" "$@"\nenv\ncat\n')

@@ -179,9 +179,8 @@ def note_shape(transaction: WriterTransaction, pool: str, machine: RegisteredMac
     others = any(one.state is AllocationState.SERVING for one in live_of(book, pool))
     if others and state.pool.found is not None:
         found = state.pool.found.smaller(found)
-    pool = changed(state.pool, found=found, without_gpus=without_gpus)
-    if pool != state.pool:
-        new = changed(state, pool=pool)
+    new = changed(state, pool=changed(state.pool, found=found, without_gpus=without_gpus))
+    if new != state:
         _put_pool(transaction, new)
         if new.pool.lacks and new.pool.lacks != state.pool.lacks:
             _tell_pool(transaction, state, "found", "", why=new.pool.lacks)
