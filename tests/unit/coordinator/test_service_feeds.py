@@ -356,6 +356,8 @@ def test_a_row_that_cannot_be_read_is_logged_once_and_others_follow(caplog: pyte
         frames = feed.stream(5, lambda: True)
         assert (await anext(frames)).kind == "hello"
         rows.error = ValueError("an odd row")
+        while "reading changes" not in caplog.text:
+            await asyncio.sleep(0.001)
         await asyncio.sleep(0.02)
         rows.error, rows.seq = None, 6
         assert (await anext(frames)).seq == 6
