@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from stoker.core.frozen import fresh, frozen
 from stoker.core.pool import FREE_CAUSES, Allocation, AllocationCause, AllocationState, may_move
-from stoker.core.text import one_line
+from stoker.core.text import format_duration, one_line
 from stoker.launch.launchers import AllocationStatus
 from stoker.protocol.launch_messages import AllocationMove
 
@@ -23,6 +23,9 @@ JOIN_S = 300.0
 Half of the time that its ticket lives (`coordinator.queue.allocations.JOIN_S`): the watcher ends it first.
 """
 STRAY_S = 60.0
+HUNG_S = 900.0
+"""A worker that serves and was not heard of for so long is ended: it may hang for ever, and holds its machine."""
+_OVERDUE_S = 120.0
 START_NEWS_S = 60.0
 MISSED_LOOKS = 2
 """Looks that do not find an allocation, before it counts as unknown to the backend."""
@@ -136,6 +139,24 @@ def reconcile(
             ending=frozenset(ending),
         ),
     )
+
+
+def due_to_end(
+    live: Iterable[Allocation], *, ending: frozenset[str], silent_s: Mapping[str, float], now_s: float
+) -> dict[str, str]:
+    """Return which live allocations have to end at their backend, whatever jobs need, and why.
+
+    `ending` are those that the backend is ending. `silent_s` has how long workers that serve have sent no heartbeat.
+    """
+    found = {}
+    for one in live:
+        if one.state is AllocationState.DRAINING and one.id not in ending:
+            found[one.id] = "draining"
+        elif one.ends_s is not None and now_s > one.ends_s + _OVERDUE_S:
+            found[one.id] = "its time limit is over"
+        elif silent_s.get(one.id, 0.0) >= HUNG_S:
+            found[one.id] = f"its worker was silent for {format_duration(HUNG_S)}"
+    return found
 
 
 def _found(row: Allocation, status: AllocationStatus, *, is_ours: bool) -> AllocationMove | None:

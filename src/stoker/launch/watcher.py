@@ -28,7 +28,7 @@ from stoker.core.pool import (
     PoolBackend,
     PoolState,
 )
-from stoker.core.text import format_duration, one_line
+from stoker.core.text import one_line
 from stoker.launch.launchers import (
     LONGEST_MESSAGE,
     MOST_TOGETHER,
@@ -38,7 +38,7 @@ from stoker.launch.launchers import (
     not_submitted,
     submitted,
 )
-from stoker.launch.reconcile import MISSED_LOOKS, LookMemory, reconcile
+from stoker.launch.reconcile import MISSED_LOOKS, LookMemory, due_to_end, reconcile
 from stoker.protocol.client import FleetClient
 from stoker.protocol.enrolment_messages import Ticket, ticket_to_text
 from stoker.protocol.launch_messages import MOST_AT_ONCE, AllocationMove, LaunchView
@@ -53,12 +53,12 @@ _LONGER = 3
 _TURN_S = 1.0
 """The longest time between two turns: a submission begins one after `_REST_S`."""
 _REST_S = 0.25
-_OVERDUE_S = 120.0
-_HUNG_S = 900.0
-"""A worker that serves and was not heard of for so long is ended: it may hang for ever, and holds its machine."""
 """A worker whose time limit ended so long ago did not end by itself."""
 _STOP_LOOKS = 5
 _MOST_THREADS = 64
+
+_Rows = Mapping[str, Allocation]
+"""By id."""
 
 
 @frozen
@@ -375,7 +375,7 @@ class Watcher:
         answers = {one.id: one for one in decision.answers if one.pool == pool.name}
         try:
             self._look(pool, epoch, watched, view)
-            self._cancel_unwanted(pool, epoch, watched, view, decision)
+            self._end_unwanted(pool, epoch, watched, view, decision)
             for pause in decision.pauses:
                 if pause.pool == pool.name:
                     self._client.pause_pool(pool.name, one_line(pause.why, LONGEST_MESSAGE))
@@ -489,9 +489,7 @@ class Watcher:
             hint = error.hint if isinstance(error, StokerError) else "please report it"
             self._log("launch_problem", {"pool": pool.name, "why": problem, "hint": hint})
 
-    def _cancel_unwanted(
-        self, pool: Pool, epoch: int, watched: _Watched, view: LaunchView, decision: LaunchDecision
-    ) -> None:
+    def _end_unwanted(self, pool: Pool, epoch: int, watched: _Watched, view: LaunchView, by: LaunchDecision) -> None:
         """Cancel what is not needed. After an error it is tried again later; looks and starts do not wait for it."""
         now_s = self._clock.monotonic_s()
         rows = {one.id: one for one in view.allocations if one.pool == pool.name and not one.is_over}
@@ -501,8 +499,10 @@ class Watcher:
             watched.cancelled.update(dict.fromkeys([one.id for one in draining], now_s))
         if now_s < watched.cancel_at_s:
             return
-        decided = {one.id: one.why for one in decision.cancels if one.id in rows}
-        unwanted = self._unwanted(rows, watched, view, now_s) | decided
+        watched.silent_since_s = {id: watched.silent_since_s.get(id, now_s) for id in view.silent if id in rows}
+        silent_s = {id: now_s - since_s for id, since_s in watched.silent_since_s.items()}
+        unwanted = due_to_end(rows.values(), ending=watched.memory.ending, silent_s=silent_s, now_s=view.now_s)
+        unwanted |= {one.id: one.why for one in by.cancels if one.id in rows}
         try:
             self._cancel(pool, epoch, watched, rows, unwanted)
         except StokerError as error:
@@ -513,30 +513,7 @@ class Watcher:
         else:
             watched.cancel_error = None
 
-    def _unwanted(
-        self, rows: Mapping[str, Allocation], watched: _Watched, view: LaunchView, now_s: float
-    ) -> dict[str, str]:
-        """Return allocations that have to end, whatever was decided, and why."""
-        silent = [id for id in view.silent if id in rows]
-        watched.silent_since_s = {id: watched.silent_since_s.get(id, now_s) for id in silent}
-        unwanted = {}
-        for one in rows.values():
-            if one.state is AllocationState.DRAINING and one.id not in watched.memory.ending:
-                unwanted[one.id] = "draining"
-            elif one.ends_s is not None and view.now_s > one.ends_s + _OVERDUE_S:
-                unwanted[one.id] = "its time limit is over"
-            elif now_s - watched.silent_since_s.get(one.id, now_s) >= _HUNG_S:
-                unwanted[one.id] = f"its worker was silent for {format_duration(_HUNG_S)}"
-        return unwanted
-
-    def _cancel(
-        self,
-        pool: Pool,
-        epoch: int,
-        watched: _Watched,
-        rows: Mapping[str, Allocation],
-        unwanted: Mapping[str, str],
-    ) -> None:
+    def _cancel(self, pool: Pool, epoch: int, watched: _Watched, rows: _Rows, unwanted: Mapping[str, str]) -> None:
         """Cancel first gently, and what still runs after the pool's margin plainly."""
         now_s = self._clock.monotonic_s()
         new = [one for one in unwanted if one not in watched.cancelled and rows[one].backend_id]

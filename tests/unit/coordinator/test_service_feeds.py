@@ -356,7 +356,7 @@ def test_a_row_that_cannot_be_read_is_logged_once_and_others_follow(caplog: pyte
         frames = feed.stream(5, lambda: True)
         assert (await anext(frames)).kind == "hello"
         rows.error = ValueError("an odd row")
-        while "reading changes" not in caplog.text:
+        while "reading changes" not in caplog.text:  # noqa: ASYNC110 - a log has no event
             await asyncio.sleep(0.001)
         await asyncio.sleep(0.02)
         rows.error, rows.seq = None, 6
