@@ -479,6 +479,10 @@ def test_models_answer_beside_each_other_and_their_records_are_part_of_the_work(
     weights = ["adapter_config.json", "adapter_model.safetensors"]
     assert files == [*(f"one/{one}" for one in weights), *(f"two/{one}" for one in weights), "two/training.json"]
     assert compiled("sample", prompts=("x",)).node("answer").args["names"] == ("base",)
+    named = {"adapter": folders[:1], "names": ("base",), "prompts": ("x",)}
+    assert compiled("sample", **named).node("answer").args["names"] == ("base",)
+    assert "base is the name of the base alone" in faults_of("sample", **named, with_base=True)["names"]
+    assert "4,096 tokens, but tiny reads 2,048 at most" in faults_of("sample", prompts=("x",), context=4_096)["context"]
 
 
 @pytest.mark.parametrize(
