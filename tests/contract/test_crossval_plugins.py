@@ -244,6 +244,17 @@ def _check_bad_models(plugin: Plugin, fixture: Path) -> None:
         plugin.load(LoadRequest(model=str(broken)))
     with pytest.raises(PluginFailed, match="no device cuda"):
         plugin.load(LoadRequest(model=str(fixture), device="cuda"))
+    # transformers loads model.safetensors of the folder, whatever file of it was named.
+    (broken / "model.safetensors").write_bytes(whole)
+    assert plugin.load(LoadRequest(model=str(broken / "model.safetensors"))).tensors == 27
+    for name in ("other.safetensors", "model-00001-of-00002.safetensors"):
+        (broken / name).write_bytes(whole)
+        with pytest.raises(PluginFailed, match=rf"{name}: transformers would load model\.safetensors") as raised:
+            plugin.load(LoadRequest(model=str(broken / name)))
+        assert raised.value.data["reason"] == "unsupported"
+    (broken / "model.safetensors.index.json").write_text("{}")
+    with pytest.raises(PluginFailed, match="has both model"):
+        plugin.load(LoadRequest(model=str(broken)))
 
 
 def test_onnx_runtime_agrees_with_torch(torch_plugin: Plugin, fixture: Path) -> None:

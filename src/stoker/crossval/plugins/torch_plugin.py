@@ -63,6 +63,7 @@ class TorchPlugin(ModelPlugin):
         verify_file(str(request["model"]), str(request.get("sha256", "")))
         self._path = str(request.get("base") or request["model"])
         self._adapter = str(request["model"]) if request.get("base") else ""
+        _refuse_other_file(self._path)
         device = str(request.get("device") or "cpu")
         _prepare(torch, request, device)
         self._model, self._tokenizer = None, None
@@ -301,6 +302,19 @@ def _prepare(torch: Any, request: dict[str, Any], device: str) -> None:
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
     torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+
+
+def _refuse_other_file(path: str) -> None:
+    """Raise `PluginError` for a file that transformers would not load: it takes the folder of a safetensors file."""
+    folder, name = (path, "") if os.path.isdir(path) else os.path.split(path)
+    if name.endswith(".safetensors") and name != _SINGLE:
+        raise PluginError(
+            "unsupported",
+            f"{path}: transformers would load {_SINGLE} of its folder instead; name a folder in which it is {_SINGLE}, "
+            "beside config.json and the tokenizer, or the folder of a model in parts",
+        )
+    if not name.endswith(".gguf") and all(os.path.isfile(os.path.join(folder, one)) for one in (_SINGLE, _INDEX)):
+        raise PluginError("unsupported", f"{folder or '.'} has both {_SINGLE} and {_INDEX}: remove one of them")
 
 
 def _source(path: str) -> tuple[str, dict[str, Any]]:
