@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -116,6 +117,21 @@ def test_a_plug_in_that_crashes_leaves_a_report_with_its_last_words(shell: Shell
     assert "expected failure until 2027-06-01: 0.6 can't load it" in known.err
     assert 'failures="0" errors="0" skipped="1"' in (report(shell) / "parity.xml").read_text()
     assert "expected failure until" in (report(shell) / "parity.html").read_text()
+
+
+def test_a_program_that_was_changed_is_compared_anew(shell: Shell):
+    guide = (Path(__file__).parents[2] / "docs/guides/crossval-plugins.md").read_text("utf-8")
+    for name, source in (("ours.py", "bigram.py"), ("theirs.py", "bigram.py"), ("bigram.json", "bigram.json")):
+        found = re.search(rf"```\w+ file={re.escape(source)}\n(.*?)```", guide, re.DOTALL)
+        assert found is not None
+        (shell.folder / name).write_text(found[1], "utf-8")
+    words = ("crossval", "--model", "bigram.json", "--candidate", "./ours.py", "--reference", "./theirs.py")
+    done(shell, *words, "--text", "abab")
+    text = (shell.folder / "ours.py").read_text()
+    changed = text.replace('*model["table"][token]', '*(3 * value for value in model["table"][token])')
+    assert changed != text
+    (shell.folder / "ours.py").write_text(changed)
+    assert "kl" in done(shell, *words, "--text", "abab", code=1).err
 
 
 def test_a_comparison_that_is_killed_leaves_no_pass_and_keeps_others_out_of_its_folder(shell: Shell, model: str):

@@ -56,6 +56,12 @@ def test_two_machines_are_compared_and_one_that_can_not_run_it_is_named(fleet: S
     again = fleet.stoker(*words, "--reference-on", "lab1")
     assert "2 jobs: 2 known" in again.out
     assert "all 3 stages were cached" in again.out
+    # A completed side is started again if that is asked for; its machine finds that nothing has changed there.
+    rerun = fleet.stoker(*words, "--reference-on", "lab1", "--rerun", "candidate")
+    assert rerun.code == 0, rerun.out + rerun.err
+    jobs = map(json.loads, fleet.stoker("jobs", "--json").out.splitlines())
+    attempts = {one["name"]: one["attempt"] for one in jobs if one["name"].startswith("crossval-")}
+    assert attempts == {"crossval-candidate": 2, "crossval-reference": 1}
     # The same work twice is one job.
     same = fleet.stoker(*words, "--reference-on", "desk", "--dry-run")
     assert same.code == 0, same.out + same.err

@@ -1,7 +1,8 @@
 """`stoker crossval --candidate-on MACHINE --reference-on MACHINE`: each side is a job of the fleet, both run at once.
 
 A side is a job of the recipe `crossval/trace` for one machine, submitted like any other; its result is fetched, and the
-comparison runs here. The same command again finds the jobs completed, and starts failed ones again.
+comparison runs here. The same command again finds the jobs completed, and starts failed ones again; completed ones for
+`--rerun`, and where a side can change unseen. The machine then computes what has changed there.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.cli.context import CommandContext
 from stoker.cli.crossval_sides import ComparedSide, trace_values
 from stoker.cli.machine_jobs import check_machines, fetch_result, require_completed, start_again
+from stoker.cli.run import words_of
 from stoker.config.values import text_of
 from stoker.core.errors import WorkFailed
 from stoker.core.frozen import changed
@@ -45,7 +47,9 @@ def trace_on_fleet(
     prepared, specs = _prepare(call, given, remote, name)
     is_dry = bool(given["dry_run"])
     if not is_dry:
-        start_again(call, client, prepared.jobs)
+        named = words_of(given["rerun"])
+        again = {specs[side].id for side, one in remote.items() if side in named or one.choice.changes_unseen}
+        start_again(call, client, prepared.jobs, completed=again)
     options = {"dry_run": is_dry, "yes": True, "rerun": False, "keep": True, "notify": None, "watch": not is_dry}
     code = submit(call, {**options, "at": given["at"]}, prepared, client)
     if is_dry:

@@ -20,6 +20,7 @@ from stoker.crossval.runtimes import (
     plugin_command,
     read_runtime,
     runtimes_for,
+    whole_model,
 )
 from stoker.host.identity import mine
 from stoker.store.environment_cache import EnvironmentCache
@@ -62,7 +63,7 @@ def find_sides(call: CommandContext, given: Mapping[str, Any]) -> dict[str, Comp
     found = {}
     for side, path in models.items():
         machine = given[f"{side}_on"] or ""
-        whole = path if path.startswith(_URLS) else os.path.join(settings.folder, path)
+        whole = path if path.startswith(_URLS) else whole_model(os.path.join(settings.folder, path))
         if not path.startswith(_URLS) and path and not os.path.exists(whole):
             raise LocalFile(f"there is no model {path!r}", hint="--model FILE or FOLDER; stoker fixtures makes one")
         runtime = typed[side] or _default(side, path)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -29,11 +29,14 @@ def check_machines(client: FleetClient, names: Sequence[str]) -> None:
             raise NotFound(f"the fleet has no machine {name!r}", hint=hint)
 
 
-def start_again(call: CommandContext, client: FleetClient, specs: Iterable[JobSpec]) -> None:
-    """Queue jobs again that an earlier command submitted, and that failed."""
+def start_again(
+    call: CommandContext, client: FleetClient, specs: Iterable[JobSpec], *, completed: Collection[str] = ()
+) -> None:
+    """Queue jobs again that an earlier command submitted, and that failed; of `completed`, ids, also those that did."""
     for spec in specs:
         with suppress(NotFound):
-            if client.job(spec.id).job.state in _ENDED_BADLY:
+            state = client.job(spec.id).job.state
+            if state in _ENDED_BADLY or (state == JobState.COMPLETED and spec.id in completed):
                 client.requeue_jobs([spec.id], by=submitter_name(call.parts.settings.environment))
 
 

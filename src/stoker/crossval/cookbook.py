@@ -9,6 +9,8 @@ from stoker.crossval.gate_stages import BenchReport, GateReport, bench, bench_st
 from stoker.crossval.parity_stages import (
     ParityReport,
     ParityTrace,
+    ask_candidate,
+    ask_reference,
     compare,
     parity,
     read_trace,
@@ -22,7 +24,16 @@ COOKBOOK = Cookbook(
     name="crossval",
     summary="whether a model, an adapter or a program still does what it did",
     recipes=(parity, trace, gate, bench),
-    stages=(trace_reference, trace_candidate, read_trace, compare, gate_stage, bench_stage),
+    stages=(
+        trace_reference,
+        trace_candidate,
+        ask_reference,
+        ask_candidate,
+        read_trace,
+        compare,
+        gate_stage,
+        bench_stage,
+    ),
     kinds=(ParityTrace, ParityReport, GateReport, BenchReport),
     prefill={
         "crossval/gate": {"baseline": "sleep 0.01", "candidate": "sleep 0.01", "limits": ["latency=50%"]},

@@ -82,10 +82,10 @@ def with_changes(limits: Limits, changes: Mapping[str, float]) -> Limits:
         if name not in names:
             hint = did_you_mean(name, names) or f"limits: {', '.join(names)}"
             faults.append(Diagnostic(f"--limit {name}", "there is no such limit", hint))
-        elif not 0.0 <= value <= (1.0 if name == "top1" else math.inf):
-            faults.append(
-                Diagnostic(f"--limit {name}={value}", "must be 0 or more" + (", at most 1" * (name == "top1")))
-            )
+        elif not (math.isfinite(value) and 0.0 <= value <= (1.0 if name == "top1" else value)):
+            # A receipt has finite numbers.
+            most = "at most 1" if name == "top1" else "finite"
+            faults.append(Diagnostic(f"--limit {name}={value}", f"must be 0 or more, and {most}"))
     if faults:
         raise InvalidArgs("these limits are not possible", faults=tuple(faults))
     return changed(limits, tier=f"{limits.tier}, changed", **changes) if changes else limits

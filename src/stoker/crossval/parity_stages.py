@@ -4,9 +4,11 @@
     trace_reference                                      (crossval/trace, a job for one machine of the fleet)
     read_trace, read_trace → compare                     (crossval/parity, with traces that were made elsewhere)
 
-Each stage is cached by the contents of the models, the prompts and the versions of the runtimes, so a second comparison
-of the same models is read from the store, and a new candidate does not run its reference again. A plug-in runs in a
-process of its own (`plugin_process`), in the interpreter that has its libraries.
+Each stage is cached by the contents of the models, the prompts, the versions of the runtimes and the code of the
+plug-ins, so a second comparison of the same models is read from the store, and a new candidate does not run its
+reference again. A side that can change unseen (a server, a program, one with variables of the caller) is asked each
+time (`ask_reference`, `ask_candidate`). A plug-in runs in a process of its own (`plugin_process`), in the interpreter
+that has its libraries.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ if TYPE_CHECKING:
 
     from stoker.crossval.plugin_process import Plugin
     from stoker.crossval.runtimes import RuntimeChoice, RuntimePlaces
+    from stoker.engine.stage import Stage
 
 
 class ParityTrace(TreeKind):
@@ -104,19 +107,35 @@ class ComparisonArgs:
     interpreter: str = arg("", help="Python that has the runtime's libraries", runtime=True)
 
 
-@stage("crossval/trace_reference", version=1, deterministic=False)
+def _plugins_digest() -> str:
+    """Return the digest of the plug-ins' modules: they are run by computed names, so no import shows them."""
+    from stoker.crossval.runtimes import plugins_digest
+
+    return plugins_digest()
+
+
+@stage("crossval/trace_reference", version=1, deterministic=False, fingerprint=_plugins_digest)
 def trace_reference(job: StageContext, args: TraceArgs) -> ParityTrace:
     """Run a side over the tokens that its tokenizer makes of the texts."""
     return _trace(job, args, ids=(), texts=())
 
 
-@stage("crossval/trace_candidate", version=1, deterministic=False)
+@stage("crossval/trace_candidate", version=1, deterministic=False, fingerprint=_plugins_digest)
 def trace_candidate(job: StageContext, reference: ParityTrace, args: TraceArgs) -> ParityTrace:
     """Run the candidate over the token ids of the reference."""
-    from stoker.crossval.trace import Trace
+    return _trace_as(job, reference, args)
 
-    asked = Trace(str(reference.path)).header
-    return _trace(job, args, ids=asked.ids, texts=asked.texts)
+
+@stage("crossval/ask_reference", cached=False, deterministic=False)
+def ask_reference(job: StageContext, args: TraceArgs) -> ParityTrace:
+    """Run a side that can change unseen over the tokens that its tokenizer makes of the texts."""
+    return _trace(job, args, ids=(), texts=())
+
+
+@stage("crossval/ask_candidate", cached=False, deterministic=False)
+def ask_candidate(job: StageContext, reference: ParityTrace, args: TraceArgs) -> ParityTrace:
+    """Run a candidate that can change unseen over the token ids of the reference."""
+    return _trace_as(job, reference, args)
 
 
 @stage("crossval/read_trace", version=1)
@@ -131,7 +150,7 @@ def read_trace(job: StageContext, args: TraceFolderArgs) -> ParityTrace:
     return job.made(ParityTrace)
 
 
-@stage("crossval/compare", version=1)
+@stage("crossval/compare", version=1, fingerprint=_plugins_digest)
 def compare(job: StageContext, candidate: ParityTrace, reference: ParityTrace, args: ComparisonArgs) -> ParityReport:
     """Compare two traces, the weights of both models, and each layer by itself."""
     from contextlib import ExitStack
@@ -195,6 +214,9 @@ class ParityArgs:
 @recipe("crossval/parity", version=1, category=Category.EVAL, output=ParityReport)
 def parity(args: ParityArgs) -> Plan:
     """Compare a model with a reference: see `stoker help crossval`."""
+    from stoker.crossval.limits import TIERS, with_changes
+
+    with_changes(TIERS["f32"], args.limits)
     ours, theirs = _model(args.candidate), _model(args.reference or args.candidate)
     common: dict[str, Any] = {
         "positions": args.positions,
@@ -239,13 +261,17 @@ def parity(args: ParityArgs) -> Plan:
     traced = (
         _read(plan, args.reference_trace, "reference")
         if args.reference_trace
-        else plan.start(trace_reference, first, id="reference", needs=_needs(args.reference_runtime))
+        else plan.start(_reference_stage(first), first, id="reference", needs=_needs(args.reference_runtime))
     )
     answered = (
         _read(plan, args.candidate_trace, "candidate")
         if args.candidate_trace
         else plan.add(
-            trace_candidate, second, id="candidate", feeds=[("reference", traced)], needs=_needs(args.candidate_runtime)
+            ask_candidate if _changes_unseen(second) else trace_candidate,
+            second,
+            id="candidate",
+            feeds=[("reference", traced)],
+            needs=_needs(args.candidate_runtime),
         )
     )
     feeds: list[tuple[str | None, Tip]] = [("candidate", answered), ("reference", traced)]
@@ -257,9 +283,19 @@ def trace(args: TraceArgs) -> Plan:
     """Run one side of a comparison: see `stoker help crossval`."""
     return (
         PlanBuilder("trace")
-        .start(trace_reference, _with_libraries(args), id="trace", needs=_needs(args.runtime))
+        .start(_reference_stage(args), _with_libraries(args), id="trace", needs=_needs(args.runtime))
         .finish()
     )
+
+
+def _reference_stage(args: TraceArgs) -> Stage:
+    return ask_reference if _changes_unseen(args) else trace_reference
+
+
+def _changes_unseen(args: TraceArgs) -> bool:
+    from stoker.crossval.runtimes import read_runtime
+
+    return read_runtime(args.runtime).changes_unseen
 
 
 def _read(plan: PlanBuilder, folder: str, node: str) -> Tip:
@@ -289,15 +325,25 @@ def _with_libraries(args: TraceArgs) -> TraceArgs:
 
 def _model(path: str) -> InputPath | None:
     """Return a model as an input: its contents, not its place, are part of the key. A server's address is none."""
+    from stoker.crossval.runtimes import whole_model
+
     if path.startswith(("http://", "https://")):
         return None
-    return InputPath(os.path.abspath(path))
+    return InputPath(whole_model(os.path.abspath(path)))
 
 
 def _needs(runtime: str) -> Needs:
     from stoker.crossval.runtimes import read_runtime
 
     return Needs(cpu=1, gpu=1 if runtime and read_runtime(runtime).device.startswith("cuda") else 0)
+
+
+def _trace_as(job: StageContext, reference: ParityTrace, args: TraceArgs) -> ParityTrace:
+    """Run a side over the token ids of another one's trace."""
+    from stoker.crossval.trace import Trace
+
+    asked = Trace(str(reference.path)).header
+    return _trace(job, args, ids=asked.ids, texts=asked.texts)
 
 
 def _trace(job: StageContext, args: TraceArgs, *, ids: tuple[int, ...], texts: tuple[str, ...]) -> ParityTrace:

@@ -13,6 +13,7 @@ that a choice names with `env=`. Tokens and passwords of the caller are not amon
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -139,6 +140,14 @@ class RuntimeChoice:
     program: tuple[str, ...] = ()
 
     @property
+    def changes_unseen(self) -> bool:
+        """Whether it may answer otherwise the next time, although nothing that is known of it has changed.
+
+        A server may have another model by then, a program other files behind it, and a variable another value.
+        """
+        return bool(self.program or self.url or self.variables)
+
+    @property
     def label(self) -> str:
         """What it is called in messages and reports."""
         if self.program:
@@ -212,6 +221,21 @@ def model_form(model: str) -> str:
     if any(name.endswith(".safetensors") for name in names):
         return "safetensors"
     return "onnx" if "model.onnx" in names else ""
+
+
+def whole_model(path: str) -> str:
+    """Return the folder of a model whose `model.safetensors` was named: config.json and the tokenizer belong to it."""
+    folder, name = os.path.split(path)
+    return folder if name == "model.safetensors" and os.path.isfile(path) else path
+
+
+def plugins_digest() -> str:
+    """Return the digest of all modules of plug-ins."""
+    found = hashlib.sha256()
+    for name in sorted(one for one in os.listdir(_PLUGINS) if one.endswith(".py")):
+        with open(os.path.join(_PLUGINS, name), "rb") as file:
+            found.update(b"%s %s\n" % (name.encode(), hashlib.sha256(file.read()).hexdigest().encode()))
+    return found.hexdigest()
 
 
 def plugin_command(choice: RuntimeChoice, at: RuntimePlaces, *, seed: int = SEED) -> PluginCommand:
@@ -318,7 +342,8 @@ def library_versions(choice: RuntimeChoice, python: str) -> tuple[str, ...]:
     if runtime is None or not runtime.needs:
         return ()
     packages = packages_in(os.path.dirname(os.path.dirname(python)))
-    names = [name for group in _needs(runtime, choice.precision) for name in group if name in packages]
+    needed = [name for group in _needs(runtime, choice.precision) for name in group]
+    names = dict.fromkeys(name for name in (*needed, *runtime.helpers) if name in packages)
     return tuple(f"{name}=={packages[name]}" for name in names)
 
 
