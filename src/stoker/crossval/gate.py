@@ -29,7 +29,7 @@ from stoker.crossval.gate_rule import (
     weigh_pairs,
     weigh_quantile,
 )
-from stoker.crossval.measures import LimitRequest, in_one_number, limits_for, notes_on, source_of
+from stoker.crossval.measures import LimitRequest, in_one_number, limits_for, lost_measure, notes_on, source_of
 from stoker.crossval.report_formats import CheckReport, Outcome, ReportedCheck
 
 FIRST_LOOK = 3
@@ -75,6 +75,8 @@ class PairedGate:
         self._rule = rule
         self._known = tuple(known)
         self._pairs: list[Mapping[str, tuple[float, float]]] = []
+        self._unpaired: list[str] = []
+        """Measures of the baseline alone, none of which has a limit."""
         self._verdicts: dict[str, MetricVerdict] = {}
 
     def steps(self, *, warmup: int = 1) -> Iterator[int]:
@@ -113,6 +115,11 @@ class PairedGate:
         for place in order:
             measured[place] = in_one_number(self._sides[place].measure().measures)
         names = [name for name in measured[0] if name in measured[1]]
+        if not self._pairs:
+            if lost_name := lost_measure(list(measured[0]), measured[1], self._requests):
+                hint = f"print it on both sides, or: --limit {lost_name}=off"
+                raise WorkFailed(f"the candidate has no {lost_name}, which the baseline has", hint=hint)
+            self._unpaired = [name for name in measured[0] if name not in measured[1]]
         if self._pairs and (lost := [name for name in self._pairs[0] if name not in names]):
             raise WorkFailed(
                 f"{lost[0]} was not measured in pair {number + 1}", hint="both sides have to print it in every run"
@@ -122,7 +129,7 @@ class PairedGate:
     def _decide(self) -> dict[str, MetricVerdict]:
         names = list(self._pairs[0]) if self._pairs else []
         known = {one.limit.metric: one for one in self._known}
-        limits = [*(one.limit for one in self._known), *limits_for(names, self._requests, known)]
+        limits = [*(one.limit for one in self._known), *limits_for(names, self._requests, [*known, *self._unpaired])]
         if not limits:
             raise Usage("no metric has a limit", hint=f"--limit {names[0]}=5%" if names else "--limit NAME=5%")
         weighed = {name: one.weighed for name, one in known.items() if one.weighed is not None}

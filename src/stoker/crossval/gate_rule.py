@@ -189,17 +189,30 @@ def log_ratio(limit: GateLimit, baseline: float, candidate: float) -> float:
 # What measurements say. Each function takes the limit for its boundary alone.
 
 
+def weigh_non_finite(limit: GateLimit, baseline: Sequence[float], candidate: Sequence[float]) -> Weighed | None:
+    """Weigh a candidate with a value that is no finite number, which no noise explains; None if all are finite.
+
+    Raises `BadInput` for such a baseline.
+    """
+    if odd := [value for value in baseline if not math.isfinite(value)]:
+        raise BadInput(f"{limit.metric} of the baseline is {odd[0]}", hint="check the baseline first")
+    if all(map(math.isfinite, candidate)):
+        return None
+    return _exact(limit, math.inf, len(candidate))
+
+
 def weigh_pairs(limit: GateLimit, pairs: Sequence[tuple[float, float]], rule: GateRule) -> Weighed:
     """Weigh the median of the pairs' ratios; its interval is that of order statistics, which no noise can mislead."""
+    if (odd := weigh_non_finite(limit, *zip(*pairs, strict=True))) is not None:
+        return odd
     ratios = sorted(log_ratio(limit, *pair) for pair in pairs)
     count = len(ratios)
     if _is_exact(pairs):
         return _exact(limit, ratios[0], count)
-    middle = (ratios[(count - 1) // 2] + ratios[count // 2]) / 2.0 if math.isfinite(ratios[-1]) else ratios[count // 2]
     outside = _order_below(count, rule.risk)
     return Weighed(
         count=count,
-        effect=middle,
+        effect=(ratios[(count - 1) // 2] + ratios[count // 2]) / 2.0,
         low=ratios[outside - 1] if outside else -math.inf,
         high=ratios[count - outside] if outside else math.inf,
         risk_worse=_tail(count, sum(one > limit.boundary for one in ratios)),
@@ -208,8 +221,13 @@ def weigh_pairs(limit: GateLimit, pairs: Sequence[tuple[float, float]], rule: Ga
 
 
 def weigh_quantile(limit: GateLimit, pairs: Sequence[tuple[float, float]], rule: GateRule, seed: int = 0) -> Weighed:
-    """Weigh the ratio of two quantiles over all runs, by a bootstrap over pairs."""
+    """Weigh the ratio of two quantiles over all runs, by a bootstrap over pairs.
+
+    Fewer pairs than `fewest_values` of the quantile decide nothing: they need not have a single run of the tail.
+    """
     quantile = limit.quantile if limit.quantile is not None else 0.5
+    if (odd := weigh_non_finite(limit, *zip(*pairs, strict=True))) is not None:
+        return odd
 
     def ratio(picked: Sequence[tuple[float, float]]) -> float:
         baseline, candidate = zip(*picked, strict=True)
@@ -228,6 +246,8 @@ def weigh_documents(limit: GateLimit, documents: Sequence[Document], rule: GateR
     differences, tokens = _in_blocks(documents)
     if not sum(tokens):
         raise BadInput("the documents have no tokens", hint="a perplexity needs at least one document of two tokens")
+    if not math.isfinite(sum(one.baseline_nll for one in documents)):
+        raise BadInput(f"{limit.metric} of the baseline is not finite", hint="check the baseline first")
     effect = sum(differences) / sum(tokens)
     if not math.isfinite(effect):
         return _exact(limit, math.inf, len(documents), unit="document")
@@ -253,7 +273,7 @@ def _of_drawn(
     limit: GateLimit, effect: float, drawn: Sequence[float], rule: GateRule, *, count: int, unit: str
 ) -> Weighed:
     outside = max(1, math.floor(len(drawn) * rule.risk))
-    few = count < fewest_values(rule.risk)
+    few = count < fewest_values(rule.risk, limit.quantile)
     not_worse = sum(one <= limit.boundary for one in drawn)
     not_fine = sum(one >= limit.boundary for one in drawn)
     return Weighed(
@@ -291,7 +311,9 @@ def weigh_exact(limit: GateLimit, baseline: float, candidate: float) -> Weighed:
 
 
 def quantile_of(values: Sequence[float], quantile: float) -> float:
-    """Return a quantile with linear interpolation between the values next to it."""
+    """Return a quantile with linear interpolation between the values next to it; NaN if one is not finite."""
+    if not all(map(math.isfinite, values)):
+        return math.nan
     ordered = sorted(values)
     place = quantile * (len(ordered) - 1)
     below = math.floor(place)
@@ -329,9 +351,13 @@ def normal() -> NormalDist:
     return NormalDist()
 
 
-def fewest_values(risk: float) -> int:
-    """Return the fewest values whose interval has ends."""
-    return math.ceil(-math.log2(risk))
+def fewest_values(risk: float, quantile: float | None = None) -> int:
+    """Return the fewest values whose interval of a quantile (None: the median) has ends.
+
+    With fewer, all of them may be on one side of the true quantile with more than this risk.
+    """
+    share = 0.5 if quantile is None else max(quantile, 1.0 - quantile)
+    return math.ceil(math.log(risk) / math.log(share))
 
 
 # The decision over all metrics.
@@ -356,7 +382,9 @@ def decide_metrics(
 def _verdict(limit: GateLimit, one: Weighed, rule: GateRule, *, is_worse: bool) -> MetricVerdict:
     change = limit.shown(one.effect)
     counts = f"{counted(one.count, one.unit)}"
-    if one.is_exact:
+    if one.effect == math.inf:
+        interval = f"the candidate has a value that is no finite number ({counts})"
+    elif one.is_exact:
         interval = f"{change} in {counts}, exactly" if one.count > 1 else f"{change}, one number each"
     else:
         ends = sorted((one.low, one.high), reverse=limit.direction is Direction.LARGER)
@@ -381,7 +409,7 @@ def pairs_needed(limit: GateLimit, one: Weighed, rule: GateRule) -> int | None:
 
     An interval shrinks with the root of the number of pairs.
     """
-    fewest = fewest_values(rule.risk)
+    fewest = fewest_values(rule.risk, limit.quantile)
     if not math.isfinite(one.low) or not math.isfinite(one.high):
         return max(fewest, one.count + 1)
     distance = abs(one.effect - limit.boundary)

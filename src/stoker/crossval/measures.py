@@ -194,6 +194,18 @@ def limits_for(
     return found
 
 
+def lost_measure(baseline: Sequence[str], candidate: Container[str], requests: Sequence[LimitRequest]) -> str:
+    """Return the first measure of a baseline that has a limit and that the candidate does not report; else "".
+
+    The time of a whole program is none: no program reports it, and a result that was known has none.
+    """
+    lost = [name for name in baseline if name not in candidate and name != WALL]
+    # A request that nothing fulfils is refused elsewhere.
+    asked = {one.name for one in requests}
+    limited = {source_of(one) for one in limits_for(baseline, requests, asked)} if lost else set()
+    return next((name for name in lost if name in limited), "")
+
+
 def _limit(name: str, sort: str, change: float, direction: Direction | None) -> GateLimit:
     if sort in ("latency", "throughput", P95) or _TIMES & set(words_of(name)):
         return time_limit(name, change, direction or _direction_of_sort(sort))

@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from stoker.core.errors import Usage
+from stoker.core.errors import Usage, WorkFailed
 from stoker.core.frozen import changed, fresh, frozen
 from stoker.core.text import counted
 from stoker.crossval.gate import GateResult
@@ -27,9 +27,10 @@ from stoker.crossval.gate_rule import (
     normal,
     quantile_of,
     weigh_exact,
+    weigh_non_finite,
     weigh_pairs,
 )
-from stoker.crossval.measures import LimitRequest, limits_for, notes_on, source_of
+from stoker.crossval.measures import LimitRequest, limits_for, lost_measure, notes_on, source_of
 from stoker.crossval.scored_documents import PERPLEXITY, DocumentScore, decide_documents
 
 _MAD_TO_SD = 1.4826
@@ -61,19 +62,25 @@ class StoredSide:
 def decide_stored(
     baseline: StoredSide, candidate: StoredSide, requests: Sequence[LimitRequest], rule: GateRule
 ) -> GateResult:
-    """Decide from numbers alone. Raises `Usage` if the sides have nothing in common."""
+    """Decide from numbers alone.
+
+    Raises `Usage` if the sides have nothing in common, and `WorkFailed` if the candidate lacks what has a limit.
+    """
     if baseline.documents and candidate.documents:
         limits = limits_for([PERPLEXITY], requests)
         verdicts = decide_documents(baseline.documents, candidate.documents, limits[0], rule) if limits else ()
         return GateResult(verdicts=tuple(verdicts))
     ours = {name for one in candidate.samples for name in one}
-    names = list(dict.fromkeys(name for one in baseline.samples for name in one if name in ours))
-    limits = limits_for(names, requests)
+    theirs = list(dict.fromkeys(name for one in baseline.samples for name in one))
+    names = [name for name in theirs if name in ours]
+    limits = limits_for(names, requests, [name for name in theirs if name not in ours])
     if not limits:
         raise Usage(
             f"{baseline.shown} and {candidate.shown} have no metric in common that has a limit",
             hint=f"measured on both: {', '.join(names)}; --limit NAME=5%" if names else "measure the same on both",
         )
+    if lost := lost_measure(theirs, ours, requests):
+        raise WorkFailed(f"{candidate.shown} has no {lost}, which {baseline.shown} has", hint=f"--limit {lost}=off")
     trouble = ""
     if not baseline.machine or baseline.machine != candidate.machine:
         trouble = f"measured on {baseline.machine or 'an unknown machine'} and {candidate.machine or 'an unknown one'}"
@@ -81,6 +88,9 @@ def decide_stored(
     decided: dict[str, MetricVerdict] = {}
     for limit in limits:
         values = baseline.values(source_of(limit)), candidate.values(source_of(limit))
+        if (odd := weigh_non_finite(limit, *values)) is not None:
+            weighed[limit.metric] = odd
+            continue
         if limit.share < 1.0:
             decided[limit.metric] = stored_verdict(limit, *values, rule, trouble=trouble)
             continue
@@ -90,8 +100,9 @@ def decide_stored(
         else:
             weighed[limit.metric] = found
     for name, one in decide_metrics(weighed, limits, rule).items():
-        values = baseline.values(name), candidate.values(name)
-        decided[name] = changed(one, baseline=quantile_of(values[0], 0.5), candidate=quantile_of(values[1], 0.5))
+        quantile = 0.5 if one.limit.quantile is None else one.limit.quantile
+        middle, other = (quantile_of(side.values(source_of(one.limit)), quantile) for side in (baseline, candidate))
+        decided[name] = changed(one, baseline=middle, candidate=other)
     return GateResult(verdicts=tuple(decided[limit.metric] for limit in limits), notes=notes_on(limits))
 
 
@@ -146,8 +157,11 @@ def stored_verdict(
     change = f"{limit.shown(effect)} between stored runs"
     outcome: GateOutcome = "undecided"
     needed = None
+    fewest = fewest_values(rule.risk, limit.quantile)
     if trouble:
         reason = f"{change}: {trouble}"
+    elif limit.quantile is not None and one.count < fewest:
+        reason = f"{change}: {counted(one.count, 'run')} need not have one of the tail; limit {limit}"
     elif one.risk_worse == 0.0 or one.risk_fine == 0.0:
         outcome = "failed" if one.risk_worse == 0.0 else "passed"
         reason = f"{change}, more than a drift of the machine explains; limit {limit}"
@@ -155,6 +169,7 @@ def stored_verdict(
         reason = f"{change}: times of another moment drift by up to {math.expm1(DRIFT) * 100:.0f} %; limit {limit}"
     if outcome == "undecided":
         needed = _pairs_by_noise(limit, baseline, candidate, rule)
+        needed = None if needed is None else max(needed, fewest)
         asked = "run both sides again, interleaved" if needed is None else f"{needed_text(needed)}, run interleaved"
         reason = f"{reason}; {asked}"
     return MetricVerdict(

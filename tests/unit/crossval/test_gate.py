@@ -21,12 +21,15 @@ from stoker.core.errors import (
     WorkFailed,
 )
 from stoker.core.jsontext import loads
-from stoker.crossval.bench import BenchResult, BenchRun, write_result
+from stoker.crossval.bench import BenchResult, BenchRun, outcome_of_error, write_result
 from stoker.crossval.gate import GateFacts, GateResult, PairedGate, raise_verdict, report_of_gate
 from stoker.crossval.gate_rule import GateLimit, GateRule
 from stoker.crossval.gate_run import GatePlace, GateRequest, run_gate
 from stoker.crossval.gate_sides import JobSide, ProgramSide, read_side
 from stoker.crossval.measures import parse_limit
+from stoker.crossval.receipt_check import ReceiptRules, check_receipt_file
+from stoker.crossval.report_formats import write_report
+from stoker.crossval.result_receipts import receipt_of_gate, receipt_path, write_receipt
 from stoker.crossval.scored_documents import DocumentScore, decide_documents, read_documents
 from stoker.crossval.stored_sides import StoredSide, decide_stored
 
@@ -97,6 +100,60 @@ def test_a_measure_that_is_missing_later_is_an_error_and_the_pairs_before_it_sta
         list(gate.steps())
     assert len(gate.result().pairs) == 1
     assert gate.result().outcome == "undecided"
+
+
+def test_a_measure_that_the_candidate_no_longer_reports_is_an_error_unless_it_is_off() -> None:
+    gate, _ = paired({"perplexity": 10.0, "seconds": 1.0}, {"seconds": 1.0})
+    with pytest.raises(WorkFailed, match="the candidate has no perplexity") as caught:
+        list(gate.steps())
+    assert "--limit perplexity=off" in caught.value.hint
+    assert gate.result().outcome == "undecided"
+    for name in ("perplexity", "eval.perplexity"):
+        gate, _ = paired({name: 10.0, "seconds": 1.0}, {"seconds": 1.0}, f"{name}=off")
+        list(gate.steps())
+        assert gate.result().outcome == "passed"
+    # What has no limit may come and go.
+    gate, _ = paired({"loss": 10.0, "seconds": 1.0}, {"seconds": 1.0, "perplexity": 3.0})
+    list(gate.steps())
+    assert gate.result().outcome == "passed"
+    gate, _ = paired({"loss": 10.0, "seconds": 1.0}, {"seconds": 1.0}, "loss=1%")
+    with pytest.raises(WorkFailed, match="the candidate has no loss"):
+        list(gate.steps())
+
+
+def test_a_stored_measure_that_the_candidate_no_longer_has_is_an_error_unless_it_is_off() -> None:
+    sides = tuple(
+        StoredSide(shown=shown, machine="desk", samples=(measures,))
+        for shown, measures in (("old", {"perplexity": 9.0, "ppl": 9.0, "seconds": 1.0}), ("new", {"ppl": 9.0}))
+    )
+    with pytest.raises(WorkFailed, match="new has no perplexity, which old has"):
+        decide_stored(*sides, [], RULE)
+    with pytest.raises(WorkFailed, match="new has no perplexity"):
+        decide_stored(*sides, [parse_limit("perplexity=1%")], RULE)
+    assert outcome(*sides, "perplexity=off", "ppl=1%") == "passed"
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf])
+def test_a_stored_value_that_is_no_number_fails_a_candidate_and_refuses_a_baseline(odd: float) -> None:
+    for metric in ("latency", "perplexity"):
+        fine, bad = stored(1.0, 1.1, 1.2, metric=metric), stored(1.0, odd, 1.2, metric=metric, machine="lab")
+        assert outcome(fine, bad) == "failed"
+        with pytest.raises(BadInput, match="of the baseline is"):
+            outcome(bad, fine)
+
+
+@pytest.mark.parametrize("metric", ["latency", "tokens_per_second", "perplexity"])
+def test_the_receipt_of_a_value_that_is_no_number_states_the_same_failure(metric: str, tmp_path: Path) -> None:
+    values = always(*[{metric: 10.0}] * 2, {metric: math.nan})
+    gate = PairedGate(Side("A", [], always({metric: 10.0})), Side("B", [], values), [], RULE)
+    list(gate.steps(warmup=0))
+    report = report_of_gate(gate.result(), GateFacts(baseline="old", candidate="new", rule=RULE))
+    assert report.outcome == "failed"
+    path = tmp_path / "gate.json"
+    write_report(report, str(path))
+    write_receipt(receipt_of_gate(report, {}, [str(path)], {}), receipt_path(str(path)))
+    found = check_receipt_file(receipt_path(str(path)), ReceiptRules(now_s=0.0))
+    assert (found.differs, found.result) == ((), "FAILED")
 
 
 def test_sides_without_a_limited_metric_are_refused() -> None:
@@ -207,6 +264,17 @@ def test_a_side_is_found_by_its_text(tmp_path: Path) -> None:
     assert (bench.machine, bench.samples) == ("desk H200", ({"latency_ms": 2.0, "latency_ms_p95": 2.9},))
     assert isinstance(plan, ProgramSide)
     assert plan.argv[-3:] == ("--rerun", "a,b", "--no-out")
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), WorkFailed("no memory")])
+def test_a_benchmark_that_did_not_finish_is_no_side(error: BaseException, tmp_path: Path) -> None:
+    run = BenchRun(at_s=0.0, measures={"perplexity": 10.0})
+    result = BenchResult(
+        subject={}, machine={"name": "desk"}, versions={}, runs=(run,), outcome=outcome_of_error(error)
+    )
+    write_result(result, str(tmp_path / "a.bench.json"))
+    with pytest.raises(Usage, match=r"a.bench.json: the benchmark did not finish \((interrupted|failed) after 1 run\)"):
+        read_side("a.bench.json", folder=str(tmp_path))
 
 
 @pytest.mark.parametrize(

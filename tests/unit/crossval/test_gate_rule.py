@@ -8,6 +8,7 @@ import random
 import pytest
 
 from stoker.core.errors import BadInput
+from stoker.core.frozen import changed
 from stoker.crossval.gate_rule import (
     MOST_NAMED_PAIRS,
     Document,
@@ -15,6 +16,7 @@ from stoker.crossval.gate_rule import (
     GateRule,
     MetricVerdict,
     decide_metrics,
+    fewest_values,
     outcome_of,
     quantile_of,
     time_limit,
@@ -112,15 +114,51 @@ def test_a_candidate_that_is_no_number_is_a_regression_and_such_a_baseline_is_re
         weigh_pairs(PERPLEXITY, [(-1.0, 1.0)], RULE)
 
 
+TAIL = time_limit("p95 of latency", 0.2, Direction.SMALLER, quantile=0.95)
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("limit", [LATENCY, THROUGHPUT, PERPLEXITY, TAIL])
+def test_one_value_that_is_no_number_in_many_pairs_is_a_regression(limit: GateLimit, odd: float) -> None:
+    pairs = [(10.0, 10.0)] * 19 + [(10.0, odd)]
+    weigh = weigh_pairs if limit.quantile is None else weigh_quantile
+    verdict = decide_metrics({limit.metric: weigh(limit, pairs, RULE)}, [limit], RULE)[limit.metric]
+    assert verdict.outcome == "failed"
+    assert "no finite number" in verdict.reason
+    for bad in (pairs[::-1], pairs):
+        with pytest.raises(BadInput, match="of the baseline is"):
+            weigh(limit, [(candidate, baseline) for baseline, candidate in bad], RULE)
+
+
+def test_documents_without_a_finite_loss_fail_a_candidate_and_refuse_a_baseline() -> None:
+    fine, odd = documents(20, 0.0), changed(documents(1, 0.0)[0], candidate_nll=math.nan)
+    verdict = decide_metrics({"perplexity": weigh_documents(PERPLEXITY, [*fine, odd], RULE)}, [PERPLEXITY], RULE)
+    assert verdict["perplexity"].outcome == "failed"
+    with pytest.raises(BadInput, match="of the baseline is not finite"):
+        weigh_documents(PERPLEXITY, [*fine, changed(odd, baseline_nll=math.nan)], RULE)
+
+
+def test_too_few_pairs_to_see_a_tail_decide_nothing_about_it() -> None:
+    # The chance that none of 10 runs is of the slowest twentieth is 60 %; that none of 90 is, 1 %.
+    for factor in (0.3, 3.0):
+        few = decide_metrics({TAIL.metric: weigh_quantile(TAIL, noisy(89, factor), RULE)}, [TAIL], RULE)[TAIL.metric]
+        assert (few.outcome, few.pairs_needed) == ("undecided", 90)
+        assert "about 90 pairs would decide" in few.reason
+    enough = decide_metrics({TAIL.metric: weigh_quantile(TAIL, noisy(90, 3.0), RULE)}, [TAIL], RULE)[TAIL.metric]
+    assert enough.outcome == "failed"
+    assert [fewest_values(RULE.risk, one) for one in (None, 0.5, 0.95, 0.05)] == [7, 7, 90, 90]
+    stored = stored_verdict(TAIL, [1.0] * 20, [3.0] * 20, RULE)
+    assert (stored.outcome, stored.pairs_needed) == ("undecided", 90)
+
+
 def test_a_quantile_is_compared_over_all_runs() -> None:
-    tail = time_limit("p95 of latency", 0.2, Direction.SMALLER, quantile=0.95)
+    tail = TAIL
     slow = [(one, other * (4.0 if number % 8 == 0 else 1.0)) for number, (one, other) in enumerate(noisy(200, 1.0))]
     fine = weigh_quantile(tail, noisy(200, 1.0), RULE)
     worse = weigh_quantile(tail, slow, RULE)
     assert decide_metrics({tail.metric: fine}, [tail], RULE)[tail.metric].outcome == "passed"
     assert decide_metrics({tail.metric: worse}, [tail], RULE)[tail.metric].outcome == "failed"
     assert weigh_quantile(tail, slow, RULE) == worse, "the same pairs always give the same answer"
-    assert weigh_quantile(tail, noisy(5, 3.0), RULE).risk_worse == 1.0
 
 
 def documents(count: int, more: float, *, sd: float = 0.01) -> list[Document]:
@@ -196,3 +234,5 @@ def test_a_quantile_lies_between_its_neighbours() -> None:
     assert quantile_of([3.0, 1.0, 2.0], 0.5) == 2.0
     assert quantile_of([1.0, 2.0], 0.95) == pytest.approx(1.95)
     assert quantile_of([7.0], 0.99) == 7.0
+    for values in ([math.nan, 1.0, 2.0], [1.0, math.nan, 2.0], [1.0, 2.0, math.inf]):
+        assert math.isnan(quantile_of(values, 0.5))
