@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
+from stoker.coordinator.auth import open_ca
 from tests.system.shell import Shell
 
 TRAIN = """
@@ -113,3 +115,24 @@ def test_bad_input_is_named_with_its_exit_code(trained: Shell) -> None:
     ):
         done = trained.stoker("receipt", *words)
         assert (done.code, text in done.err) == (code, True), (words, done)
+
+
+def test_a_key_that_is_named_is_the_only_one_that_is_trusted(shell: Shell) -> None:
+    open_ca(str(shell.home / "state" / "authority"), fleet="desk", now_s=time.time())
+    run = shell.stoker("run", "--name", "one", "--", sys.executable, "-c", "print('loss=1')")
+    assert run.code == 0, run.err
+    for words in (
+        ("show", "one", "--out", "one.json"),
+        ("key", "ann.pem"),
+        ("key", "other.pem"),
+        ("certify", "ann.pub", "--name", "ann"),
+        ("sign", "one.json", "--key", "ann.pem"),
+    ):
+        done = shell.stoker("receipt", *words)
+        assert done.code == 0, done.err
+    verify = ("receipt", "verify", "one.signed.json", "--signed")
+    fleet = shell.stoker(*verify)
+    assert (fleet.code, "signed by ann, certified by the fleet" in fleet.out) == (0, True), fleet.err
+    assert shell.stoker(*verify, "--key", "ann.pub").code == 0
+    foreign = shell.stoker(*verify, "--key", "other.pub")
+    assert (foreign.code, "is not trusted" in foreign.err) == (15, True), foreign

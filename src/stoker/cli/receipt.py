@@ -178,14 +178,15 @@ def perform_verify(call: CommandContext, given: dict[str, Any]) -> int:
 
 def rules_here(call: CommandContext, given: Mapping[str, Any]) -> ReceiptRules:
     """Return how receipts are verified with the given options; of `stoker check`, none are given."""
-    from stoker.crossval.limits import TIERS
+    from stoker.crossval.limits import known_limits
     from stoker.crossval.receipt_check import ReceiptRules
 
     def trusted() -> Any:
         from stoker.crossval.signing import trusted_keys
 
         keys = [call.path(name) for name in given.get("key") or ()]
-        authorities = [call.path(name) for name in given.get("ca") or ()] or _own_authorities(call)
+        # A key that is named is the only one that is asked about.
+        authorities = [call.path(name) for name in given.get("ca") or ()] or ([] if keys else _own_authorities(call))
         return trusted_keys(call.parts.settings.state, keys, authorities)
 
     return ReceiptRules(
@@ -195,7 +196,7 @@ def rules_here(call: CommandContext, given: Mapping[str, Any]) -> ReceiptRules:
         needs_signature=bool(given.get("signed")),
         is_strict=bool(given.get("strict")),
         here=_facts_here(call) if given.get("here") else None,
-        tiers={name: limits.to_json() for name, limits in TIERS.items()},
+        tiers=known_limits(),
     )
 
 
@@ -239,7 +240,7 @@ def _show_finding(call: CommandContext, one: ReceiptFinding, shown: str) -> None
         out.line(f"{out.paint(signs.failed, 'red')} {shown}  {outside(difference)}")
     if one.is_good and not out.is_quiet:
         signed = f"signed by {', '.join(one.signers)}" if one.signers else "not signed"
-        compared = ((one.verified_files, "file"), (one.verified_folders, "trial"))
+        compared = ((one.verified_files, "file"), (one.verified_folders, "folder"))
         files = "".join(f", {counted(number, what)} verified" for number, what in compared if number)
         name = f" of {outside(one.name)}" if one.name else ""
         result = f"{outside(one.result)}, " if one.result else ""

@@ -34,6 +34,11 @@ class Limits:
     head: float
     """The same of the final norm and the projection to logits."""
 
+    @property
+    def base_tier(self) -> str:
+        """The precision whose limits these are, or were before some were changed."""
+        return self.tier.partition(",")[0]
+
     def to_json(self) -> dict[str, Any]:
         return fields_of(self)
 
@@ -54,6 +59,11 @@ TIERS: dict[str, Limits] = {
     )
 }
 _COARSENESS: tuple[Tier, ...] = ("f32", "f16", "bf16", "quant")
+
+
+def known_limits() -> dict[str, dict[str, Any]]:
+    """Return the limits of every tier, as receipts are verified with them."""
+    return {name: limits.to_json() for name, limits in TIERS.items()}
 
 
 def tier_of(precision: str) -> Tier:

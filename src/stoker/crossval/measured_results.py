@@ -174,7 +174,7 @@ def faults_of(predicate: Mapping[str, Any], *, tiers: Mapping[str, Mapping[str, 
     if predicate.get("result") != decided:
         faults.append(f"states {str(predicate.get('result'))[:40]}, its tests say {decided}")
     tier = predicate.get("stoker_tier", "")
-    if tiers is not None and tier:
+    if tiers is not None and (tier or predicate.get("stoker_kind") == "parity"):
         faults += _against_tier(str(tier), measures, tiers)
     if predicate.get("stoker_strict"):
         faults += fallbacks_of(predicate)

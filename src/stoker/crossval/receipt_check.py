@@ -22,7 +22,7 @@ from stoker.crossval.evidence import InferenceEvidence, faults_of_evidence, is_e
 from stoker.crossval.measured_results import fallbacks_of, faults_of
 from stoker.host.durable import read_regular, translated
 from stoker.jobs.job_receipt import BUILD_TYPE
-from stoker.store.results import SIDECAR, files_at_top
+from stoker.store.results import SIDECAR, files_of_part
 from stoker.store.statements import (
     DOWNLOAD,
     LARGEST_BYTES,
@@ -96,7 +96,7 @@ class ReceiptFinding:
     """Whose signatures were verified; empty if it is not signed."""
     verified_files: int = 0
     verified_folders: int = 0
-    """Results of trials, each compared as a tree."""
+    """Results of a job or of trials, each compared as a tree."""
     missing: tuple[str, ...] = ()
     """Files and results of trials that it names and that were not found."""
 
@@ -264,13 +264,15 @@ def _check_job(statement: Statement, path: str, rules: ReceiptRules) -> ReceiptF
     finding = changed(finding, differs=tuple(_faults_of_job(statement, build, run)))
     folder = predicate.get("stoker_out")
     folders = [*rules.folders, *([folder] if isinstance(folder, str) and os.path.isabs(folder) else [])]
-    finding = _compare_files(finding, statement.subject, [*folders, os.path.dirname(os.path.abspath(path))], rules)
+    omitted = _mapping(predicate.get("stoker_omitted"))
+    trees = _trees_to_compare(statement.subject, is_cut=bool(omitted.get("subject")))
+    folders = [*folders, os.path.dirname(os.path.abspath(path))]
+    finding = _compare_files(finding, statement.subject, folders, rules, trees)
     if rules.here is not None:
         facts = _mapping(predicate.get("stoker_hardware"))
         versions = _mapping(_mapping(run.get("builder")).get("version"))
         facts = {**{name: facts[name] for name in _COMPARED if name in facts}, **versions}
         finding = changed(finding, differs=(*finding.differs, *_against_here(facts, rules.here)))
-    omitted = _mapping(predicate.get("stoker_omitted"))
     notes = tuple(f"{count} more of {what} are not listed in it" for what, count in omitted.items())
     return changed(finding, notes=(*finding.notes, *notes))
 
@@ -333,8 +335,28 @@ def _check_result(statement: Statement, path: str, rules: ReceiptRules) -> Recei
 # Files and machine.
 
 
+def _trees_to_compare(subjects: Sequence[Subject], *, is_cut: bool) -> dict[str, str]:
+    """Return the digests of those results of a job, by name, whose files its receipt does not list one by one.
+
+    `is_cut` says that it lists a part of the files. A result without files needs no proof.
+    """
+    trees = {one.name: one.digest["stokerTree"] for one in subjects if "stokerTree" in one.digest}
+    listed: set[str] = set()
+    for one in subjects if not is_cut else ():
+        if "sha256" in one.digest:
+            above = one.name
+            while above and above not in trees:
+                above = above.rpartition("/")[0]
+            listed.add(above or ".")
+    return {name: digest for name, digest in trees.items() if name not in listed and digest != Tree(()).digest()}
+
+
 def _compare_files(
-    finding: ReceiptFinding, subjects: Sequence[Subject], folders: Iterable[str], rules: ReceiptRules
+    finding: ReceiptFinding,
+    subjects: Sequence[Subject],
+    folders: Iterable[str],
+    rules: ReceiptRules,
+    trees: Mapping[str, str] | None = None,
 ) -> ReceiptFinding:
     searched = list(dict.fromkeys(folders))
     differs: list[str] = []
@@ -343,25 +365,27 @@ def _compare_files(
     # A receipt may name one large file very often.
     found: dict[str, str] = {}
     folders_compared = 0
-    # The trees of a job's own result are those of the files that it lists; a sweep lists the trees of its trials alone.
-    has_files = any("sha256" in one.digest for one in subjects)
+    for name, digest in (trees or {}).items():
+        if _leads_elsewhere(name):
+            differs.append(f"names a folder that leads elsewhere: {name[:80]!r}")
+        elif (part := next(_parts_at(searched, name), None)) is None:
+            missing.append(name)
+        else:
+            folders_compared += 1
+            differs += _tree_differs(*part, digest, others=[one.name for one in subjects if "stokerTree" in one.digest])
     for one in subjects:
-        is_file = "sha256" in one.digest
-        if not is_file and (has_files or "stokerTree" not in one.digest or one.name == "."):
+        if "sha256" not in one.digest:
             continue
-        if os.path.isabs(one.name) or ".." in one.name.split("/") or "\0" in one.name:
+        if _leads_elsewhere(one.name):
             differs.append(f"names a file that leads elsewhere: {one.name[:80]!r}")
             continue
         places = [os.path.normpath(os.path.join(folder, one.name)) for folder in searched]
-        place = next((place for place in places if (_is_file if is_file else _is_result)(place)), None)
+        place = next(filter(_is_file, places), None)
         if place is None:
             missing.append(one.name)
-        elif is_file:
+        else:
             verified += 1
             differs += _file_differs(place, one.digest["sha256"], found)
-        else:
-            folders_compared += 1
-            differs += _tree_differs(place, one.digest["stokerTree"])
     return _with_files(changed(finding, verified_folders=folders_compared), differs, missing, verified, rules)
 
 
@@ -374,23 +398,35 @@ def _with_files(
     )
 
 
+def _leads_elsewhere(name: str) -> bool:
+    return os.path.isabs(name) or ".." in name.split("/") or "\0" in name
+
+
 def _is_file(place: str) -> bool:
     """Return True if there is a file on a disk. Files of the kernel have no end, or block whoever reads them."""
     return os.path.isfile(place) and not os.path.realpath(place).startswith(_NOT_ON_DISK)
 
 
-def _is_result(place: str) -> bool:
-    """Return True for a folder that Stoker wrote a result to: no receipt has other folders read."""
-    return _is_file(os.path.join(place, SIDECAR))
+def _parts_at(folders: Iterable[str], name: str) -> Iterator[tuple[str, str]]:
+    """Return where a result lies: a folder that Stoker wrote, and its part there. No receipt has other folders read."""
+    for folder in folders:
+        own = os.path.normpath(os.path.join(folder, name))
+        if _is_file(os.path.join(own, SIDECAR)):
+            yield own, "."
+        elif _is_file(os.path.join(folder, SIDECAR)) and files_of_part(folder, name):
+            yield folder, name
 
 
-def _tree_differs(place: str, digest: str) -> tuple[str, ...]:
+def _tree_differs(folder: str, part: str, digest: str, others: Iterable[str]) -> tuple[str, ...]:
+    """Return how a result differs. `others` are the names of other results, some of which may be below it."""
+    place = os.path.normpath(os.path.join(folder, part))
+    below = tuple(f"{name}/" for name in others if name != ".") if part == "." else ()
     try:
-        entries, own = scan_tree(place).entries, files_at_top(place)
+        entries, own = scan_tree(place).entries, files_of_part(folder, part)
     except StokerError as error:
         return (f"{place} can't be read: {error.message}",)
     # Which files are compared does not matter for the proof: only those that were made have this digest.
-    found = Tree(tuple(entry for entry in entries if entry.path in own)).digest()
+    found = Tree(tuple(one for one in entries if one.path in own and not one.path.startswith(below))).digest()
     return () if found == digest else (f"{place}: the digest of its files is {found}, the receipt says {digest}",)
 
 

@@ -19,7 +19,6 @@ from stoker.crossval.bench import BenchResult
 from stoker.crossval.evidence import REAL, InferenceEvidence
 from stoker.crossval.ladder import DECIDING, Parity, Step
 from stoker.crossval.ladder import Outcome as StepOutcome
-from stoker.crossval.limits import TIERS
 from stoker.crossval.measured_results import MeasuredValues, Outcome, ResultFacts, result_of, statement_of
 from stoker.crossval.plugin_messages import labels_of
 from stoker.crossval.report_formats import CheckReport
@@ -188,7 +187,7 @@ def receipt_of_parity(
             "limits": parity.limits.to_json(),
             "skipped": {step.name: step.reason for step in parity.steps if step.outcome is StepOutcome.SKIPPED},
         },
-        tier=parity.limits.tier if parity.limits.tier in TIERS else "",
+        tier=parity.limits.base_tier,
         reasons=reasons,
         requested={side: _requested(header) for side, header in sides.items()},
         ran={side: {**header.ran, "device": _device(header.ran)} for side, header in sides.items()},

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 
 from stoker.core.errors import BadInput, LocalFile, NotVerified
 from stoker.core.frozen import changed, frozen
+from stoker.crossval.limits import known_limits
 from stoker.crossval.receipt_check import ReceiptRules, TrustedKeys, check_receipt_bytes
 from stoker.host.certificates import certified_key, key_id, make_signing_key, public_pem_of, sign_bytes
 from stoker.host.durable import create_file, read_regular, read_secret, translated
@@ -84,7 +85,7 @@ def sign_receipt(path: str, *, key_file: str, certificate_file: str = "") -> Env
     with translated(path):
         data = read_regular(path, 2 * LARGEST_BYTES)
     envelope = parse_envelope(data, path) if is_envelope(data[:_HEAD_BYTES]) else _unsigned(data, path)
-    found = check_receipt_bytes(envelope.payload, path, ReceiptRules(now_s=0.0))
+    found = check_receipt_bytes(envelope.payload, path, ReceiptRules(now_s=0.0, tiers=known_limits()))
     if found.differs:
         raise NotVerified(f"{path} is not signed: {found.differs[0]}", hint="a signature would vouch for it", path=path)
     key_pem = _read_key(key_file)

@@ -128,15 +128,20 @@ def files_written(folder: str) -> frozenset[str]:
     return frozenset(_read_claims(_read(sidecar))) if is_sidecar(sidecar) else frozenset()
 
 
-def files_at_top(folder: str) -> frozenset[str]:
-    """Return the files that `lay_out` wrote for the result at the top of a folder, without those of results below."""
+def files_of_part(folder: str, part: str = ".") -> frozenset[str]:
+    """Return the files that `lay_out` wrote for one result below a folder (`.`: at its top), without those below it.
+
+    Paths are relative to that result.
+    """
     written = files_written(folder)
     if not written:
         return written
     artifacts = loads(_read(os.path.join(folder, SIDECAR)))["artifacts"]
-    named = (str(one.get("folder", ".")) for one in artifacts if isinstance(one, dict))
-    below = tuple(f"{name}/" for name in named if name != ".")
-    return frozenset(path for path in written if not path.startswith(below))
+    within = "" if part == "." else f"{part}/"
+    named = (f"{one.get('folder', '.')}/" for one in artifacts if isinstance(one, dict))
+    below = tuple(name for name in named if name.startswith(within) and name not in ("./", within))
+    mine = (path for path in written if path.startswith(within) and not path.startswith(below))
+    return frozenset(path[len(within) :] for path in mine)
 
 
 def digests_shown(folder: str) -> frozenset[str]:

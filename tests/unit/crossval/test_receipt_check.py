@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stoker.core import jsontext
-from stoker.core.digests import digest_bytes
+from stoker.core.digests import Tree, digest_bytes
 from stoker.core.errors import BadInput, LocalFile, NotVerified
 from stoker.core.frozen import changed
 from stoker.crossval.measured_results import MeasuredValues, ResultFacts, result_of, statement_of
@@ -157,6 +157,60 @@ def test_the_receipt_of_a_sweep_is_compared_with_the_results_of_its_trials(tmp_p
     assert f"the receipt says {digest}" in difference
     outside = changed(sweep, subject=(Subject(name="../lr=1", digest={"stokerTree": digest}),))
     assert "leads elsewhere" in check(outside, path=path).differs[0]
+
+
+def laid_out(folder: Path, files: Mapping[str, bytes], parts: tuple[str, ...]) -> None:
+    """Write results as `stoker get` does, with the sidecar that names them."""
+    for name, data in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(data)
+    wrote = {name: [[digest_bytes(data), 1, 1, 1]] for name, data in files.items()}
+    sidecar = {"v": 1, "artifacts": [{"folder": part} for part in parts], "files": wrote}
+    (folder / ".stoker.json").write_text(jsontext.dumps(sidecar))
+
+
+@pytest.mark.parametrize("cut", [True, False])
+def test_results_whose_files_are_not_listed_are_compared_as_trees(tmp_path: Path, *, cut: bool):
+    out = tmp_path / "out"
+    laid_out(out, {"a.bin": WEIGHTS, "b.bin": WEIGHTS, "plot/p.svg": b"<svg>"}, (".", "plot"))
+    whole = scan_tree(str(out)).entries
+    digests = {
+        ".": str(Tree(tuple(one for one in whole if one.path in ("a.bin", "b.bin"))).digest()),
+        "plot": str(scan_tree(str(out / "plot")).digest()),
+    }
+    trees = tuple(Subject(name=name, digest={"stokerTree": digest}) for name, digest in digests.items())
+    # One of three files is listed, or none.
+    files = (Subject(name="a.bin", digest={"sha256": digest_bytes(WEIGHTS)}),) if cut else ()
+    omitted = {"stoker_omitted": {"subject": 2}} if cut else {}
+    job = changed(of_job(stoker_out=str(out), **omitted), subject=(*trees, *files))
+    strict = changed(TRUSTS_KEY, is_strict=True)
+    found = check(job, strict)
+    assert (found.differs, found.verified_folders, found.verified_files) == ((), 2, len(files))
+    (out / "notes.txt").write_text("of the user")
+    # A fetched folder may be one result, in which the others are folders.
+    laid_out(out, {"a.bin": WEIGHTS, "b.bin": WEIGHTS, "plot/p.svg": b"<svg>"}, (".",))
+    assert check(job, strict).differs == ()
+    for name in ("b.bin", "plot/p.svg"):
+        before = (out / name).read_bytes()
+        (out / name).write_bytes(b"changed")
+        (difference,) = check(job).differs
+        assert f"the receipt says {digests['plot' if '/' in name else '.']}" in difference
+        (out / name).write_bytes(before)
+    (out / ".stoker.json").unlink()
+    assert check(job).missing == (".", "plot")
+    assert check(job, strict).differs == ("file not found: .", "file not found: plot")
+
+
+def test_results_whose_files_are_all_listed_or_that_have_none_need_no_folder(tmp_path: Path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "model.bin").write_bytes(WEIGHTS)
+    trees = tuple(
+        Subject(name=name, digest={"stokerTree": str(digest)})
+        for name, digest in ((".", scan_tree(str(tmp_path)).digest()), ("empty", Tree(()).digest()))
+    )
+    job = changed(of_job(), subject=(*trees, *of_job().subject))
+    found = check(job, changed(TRUSTS_KEY, is_strict=True), path=str(tmp_path / "receipt.json"))
+    assert (found.differs, found.missing, found.verified_files) == ((), (), 1)
 
 
 def test_a_file_that_is_not_here_is_a_difference_only_if_asked():

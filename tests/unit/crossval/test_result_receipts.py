@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
+from stoker.core.errors import NotVerified
 from stoker.core.frozen import changed
 from stoker.crossval.bench import BenchResult, BenchRun, write_result
 from stoker.crossval.gate import GateFacts, GateResult, PairedGate, report_of_gate
 from stoker.crossval.gate_rule import GateRule, MetricVerdict
 from stoker.crossval.ladder import LayerRow, Parity, judge, judge_layers, judge_positions, passed, skipped
-from stoker.crossval.limits import TIERS
+from stoker.crossval.limits import TIERS, Limits, known_limits, with_changes
 from stoker.crossval.measures import parse_limit
 from stoker.crossval.metrics import PositionRow
 from stoker.crossval.receipt_check import ReceiptFinding, ReceiptRules, check_receipt_bytes, check_receipt_file
@@ -27,12 +28,13 @@ from stoker.crossval.result_receipts import (
     receipt_path,
     write_receipt,
 )
+from stoker.crossval.signing import create_key, sign_receipt
 from stoker.crossval.stored_sides import StoredSide, decide_stored
 from stoker.crossval.trace import TraceHeader
 from stoker.store.statements import Statement, parse_statement
 from tests.unit.crossval.test_gate import Side, always
 
-RULES = ReceiptRules(now_s=0.0, tiers={name: limits.to_json() for name, limits in TIERS.items()})
+RULES = ReceiptRules(now_s=0.0, tiers=known_limits())
 FACTS = GateFacts(baseline="old", candidate="new", rule=GateRule())
 
 
@@ -206,8 +208,7 @@ def header(**change: Any) -> TraceHeader:
     return changed(base, **change)
 
 
-def parity(nmse: float = 1e-12, error: float = 1e-13) -> Parity:
-    limits = TIERS["f32"]
+def parity(nmse: float = 1e-12, error: float = 1e-13, limits: Limits = TIERS["f32"]) -> Parity:
     row = PositionRow(pos=0, nmse=nmse, max_abs=1e-6, max_abs_sd=1e-6, kl=1e-12, top1=True, top5=1.0, cosine=1.0)
     steps = [
         passed("files"),
@@ -238,6 +239,22 @@ def test_the_receipt_of_a_comparison_verifies_with_the_limits_of_its_precision(t
                 one["most"] = 1.0
 
     assert "looser than 1e-09 of f32" in tampered(good, loosened).differs[0]
+
+
+def test_a_comparison_with_changed_limits_is_held_to_those_of_its_precision(tmp_path: Path) -> None:
+    stricter = compared(parity(limits=with_changes(TIERS["f32"], {"nmse": 1e-10})))
+    looser = compared(parity(nmse=1e-3, limits=with_changes(TIERS["f32"], {"nmse": 1.0})))
+    assert [one.predicate["result"] for one in (stricter, looser)] == ["PASSED", "PASSED"]
+    assert [one.predicate["stoker_tier"] for one in (stricter, looser)] == ["f32", "f32"]
+    assert tampered(stricter, lambda _: None).differs == ()
+    (difference,) = tampered(looser, lambda _: None).differs
+    assert difference == "logits: nmse has the limit at most 1, looser than 1e-09 of f32"
+    (difference,) = tampered(looser, lambda predicate: predicate.pop("stoker_tier")).differs
+    assert "names unknown limits" in difference
+    path = tmp_path / "parity.receipt.json"
+    write_receipt(looser, str(path))
+    with pytest.raises(NotVerified, match="looser than"):
+        sign_receipt(str(path), key_file=create_key(str(tmp_path / "key.pem")).key_file)
 
 
 def test_a_comparison_that_decided_nothing_is_no_pass() -> None:
