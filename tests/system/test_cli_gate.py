@@ -91,6 +91,29 @@ def test_a_result_beside_a_program_is_run_again_as_long_as_its_program_is_what_i
     assert both.code == 2
 
 
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("bench", "tiny.gguf", "--timeout", "3s"), "--timeout: only of a program"),
+        (("bench", "tiny.gguf", "--measure", "accuracy", "--on", "lab1"), "--measure: only of a program"),
+        (
+            ("bench", "--runtime", "torch", "--strict", "--prompt", "4", "--", "true"),
+            "--runtime, --strict, --prompt: only of a model",
+        ),
+        (("bench", "tiny.gguf", "--on", "lab1", "-o", "base.bench.json"), "--on and --out exclude each other"),
+        (("gate", "--baseline", "a.json", "--candidate", "a.json", "--timeout", "3s"), "no side is one"),
+        (("gate", "--baseline", "a.json", "--candidate", "a.json", "--confidence", "0"), "confidence 0"),
+    ],
+)
+def test_an_option_that_would_have_no_effect_is_refused(shell: Shell, words: tuple[str, ...], text: str) -> None:
+    (shell.folder / "a.json").write_text('{"perplexity": 9.8}')
+    old = shell.folder / "base.bench.json"
+    old.write_text("an older result")
+    done = shell.stoker(*words)
+    assert (done.code, text in done.err) == (2, True), done.err
+    assert old.read_text() == "an older result"
+
+
 def test_plain_numbers_in_json_are_gated(shell: Shell) -> None:
     (shell.folder / "old.json").write_text('{"eval": {"perplexity": 9.8, "accuracy": 0.7}, "model": "a"}')
     (shell.folder / "new.json").write_text('{"eval": {"perplexity": 9.9, "accuracy": 0.6}, "model": "b"}')

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from stoker.api.app_parts import AppParts, AppSettings
 from stoker.core.clock import Clock
-from stoker.core.errors import BadInput, Usage
+from stoker.core.errors import BadInput, StokerError, Usage
 from stoker.core.frozen import frozen
 from stoker.core.text import counted, did_you_mean, format_size
 from stoker.engine.key_leases import KeyLeases
+from stoker.engine.scratch import forgotten
 from stoker.host.folders import HomeFolder
-from stoker.host.locks import is_locked
+from stoker.host.locks import FileLock, is_locked
 from stoker.host.resources import folder_bytes
 from stoker.jobs.upkeep import FORGOTTEN_S, CleanupResult, Rubbish, remove_all, sweep_uploads
 from stoker.store.environment_cache import EnvironmentCache, EnvironmentPrunePlan, drop
@@ -101,6 +103,8 @@ class Area:
     """Why the rest stays."""
     doomed: tuple[RemovablePath, ...] = ()
     """What would be removed, if removing it is all there is to do."""
+    remove: Callable[[], CleanupResult] | None = None
+    """Removes what of `doomed` may still be removed, if that may have changed since: it looks again before."""
 
 
 @frozen
@@ -141,7 +145,7 @@ def look_around(
     return [
         *_in_store(store, settings, found, now_s),
         _quarantine(store, now_s, all_of_it=more.quarantine),
-        _scratch(settings.scratch, found.rubbish),
+        _scratch(settings.scratch, found.rubbish, now_s),
         _workspaces(settings, now_s),
         _runs(settings.runs),
         _state(settings.state, now_s),
@@ -188,8 +192,9 @@ def clear(  # noqa: PLR0913 - every place, and what it takes to clear it up
         freed_bytes += more_bytes
         stuck.extend(more_stuck)
 
-    cleared = remove_all(doomed.path for area in areas for doomed in area.doomed)
-    count(cleared.freed_bytes, cleared.stuck)
+    for area in areas:
+        cleared = remove_all(doomed.path for doomed in area.doomed) if area.remove is None else area.remove()
+        count(cleared.freed_bytes, cleared.stuck)
     if "staging" in names:
         for key in found.rubbish.leases:
             leases.drop_dead(key)
@@ -255,8 +260,14 @@ def _in_store(store: LocalStore, settings: AppSettings, found: Findings, now_s: 
         stays="uploads resume from there",
     )
     idle = tuple(RemovablePath(path=path, size_bytes=size) for path, size in idle_incoming(places, now_s=now_s).items())
-    goes = _listed((len(idle), "file idle for 7 days", "files idle for 7 days"))
-    yield _area("incoming", places.incoming, idle, goes=goes, stays="transfers of trees resume from there")
+    yield _area(
+        "incoming",
+        places.incoming,
+        idle,
+        goes=_listed((len(idle), "file idle for 7 days", "files idle for 7 days")),
+        stays="transfers of trees resume from there",
+        remove=_after_a_look(idle, lambda: idle_incoming(places, now_s=now_s)),
+    )
     yield Area(name="views", path=places.views, size_bytes=folder_bytes(places.views), stays="links to kept results")
     yield Area(
         name="names",
@@ -279,20 +290,30 @@ def _quarantine(store: LocalStore, now_s: float, *, all_of_it: bool) -> Area:
     )
 
 
-def _scratch(root: str, rubbish: Rubbish) -> Area:
+def _scratch(root: str, rubbish: Rubbish, now_s: float) -> Area:
     doomed = tuple(_measured(rubbish.scratch))
-    goes = _listed((len(doomed), "folder unused for 30 days", "folders unused for 30 days"))
-    return _area("scratch", root, doomed, goes=goes, stays="checkpoints: kept for 30 days, stages resume from them")
+    return _area(
+        "scratch",
+        root,
+        doomed,
+        goes=_listed((len(doomed), "folder unused for 30 days", "folders unused for 30 days")),
+        stays="checkpoints: kept for 30 days, stages resume from them",
+        remove=_after_a_look(doomed, lambda: forgotten(root, older_than_s=FORGOTTEN_S, now_s=now_s)),
+    )
 
 
 def _workspaces(settings: AppSettings, now_s: float) -> Area:
     """List what ended attempts left; a worker deletes it when it starts, unless it runs with --keep-workspace."""
     root = settings.workspaces
-    left = [os.path.join(root, run) for run in Workspaces(root, settings.runs).left(now_s)]
-    doomed = tuple(_measured(path for path in left if _age_s(path, now_s) >= FORGOTTEN_S))
+
+    def look() -> list[str]:
+        left = [os.path.join(root, run) for run in Workspaces(root, settings.runs).left(now_s)]
+        return [path for path in left if _age_s(path, now_s) >= FORGOTTEN_S]
+
+    doomed = tuple(_measured(look()))
     goes = _listed((len(doomed), "of an attempt that ended 30 days ago", "of attempts that ended 30 days ago"))
     stays = "code and data of jobs: a worker removes what they no longer need"
-    return _area("workspaces", root, doomed, goes=goes, stays=stays)
+    return _area("workspaces", root, doomed, goes=goes, stays=stays, remove=_after_a_look(doomed, look))
 
 
 def _runs(root: str) -> Area:
@@ -334,9 +355,9 @@ def _environments(root: str, offered: EnvironmentPrunePlan) -> Area:
 def _kernels(root: str, now_s: float) -> Area:
     doomed = tuple(_measured(_rested(root, now_s)))
     goes = _listed((len(doomed), "kernel from 30 days ago", "kernels from 30 days ago"))
-    return _area(
-        "kernels", root, doomed, goes=goes, stays="compiled for devices: kept for 30 days, so that jobs start faster"
-    )
+    stays = "compiled for devices: kept for 30 days, so that jobs start faster"
+    remove = _after_a_look(doomed, lambda: _rested(root, now_s))
+    return _area("kernels", root, doomed, goes=goes, stays=stays, remove=remove)
 
 
 def _rested(root: str, now_s: float) -> Iterator[str]:
@@ -355,14 +376,24 @@ def _downloads(cache: str, now_s: float, *, all_of_ours: bool) -> Iterator[Area]
     """List a cache that is shared with other programs: unfinished downloads may be removed, models never."""
     models = HubCache(cache)
 
-    def is_left(one: UnfinishedDownload) -> bool:
+    def may_go(one: UnfinishedDownload) -> bool:
         rested_s = ABANDONED_S if one.is_foreign else FORGOTTEN_S
         # A claim replaces a lock where there are none: only its age says whether it is in use.
         is_free = all_of_ours and not one.is_foreign and unfinished_of(os.path.basename(one.paths[0])).endswith(PART)
-        has_rested = is_free or all(_age_s(path, now_s) >= rested_s for path in one.paths)
-        return has_rested and not is_locked(models.lock_of(one.paths[0]))
+        return is_free or all(_age_s(path, now_s) >= rested_s for path in one.paths)
 
-    left = [one for one in models.partials() if is_left(one)]
+    def remove() -> CleanupResult:
+        freed_bytes, stuck = 0, list[str]()
+        for first in (one.paths[0] for one in left):
+            with _held_from_writers(models.lock_of(first)) as is_held:
+                # A download that was resumed meanwhile is younger now, has another name, or is whole.
+                now = [one for one in models.partials() if is_held and one.paths[0] == first and may_go(one)]
+                cleared = remove_all(path for one in now for path in one.paths)
+                freed_bytes += cleared.freed_bytes
+                stuck += cleared.stuck
+        return CleanupResult(freed_bytes=freed_bytes, stuck=tuple(stuck))
+
+    left = [one for one in models.partials() if may_go(one) and not is_locked(models.lock_of(one.paths[0]))]
     given_up = [one for one in left if one.is_foreign]
     ours = [one for one in left if not one.is_foreign]
     doomed = tuple(_measured(path for one in [*given_up, *ours] for path in one.paths))
@@ -379,6 +410,7 @@ def _downloads(cache: str, now_s: float, *, all_of_ours: bool) -> Iterator[Area]
         ),
         stays="downloads resume from there" + ("" if all_of_ours else "; --downloads removes them"),
         doomed=doomed,
+        remove=remove,
     )
     yield Area(
         name="models",
@@ -388,10 +420,46 @@ def _downloads(cache: str, now_s: float, *, all_of_ours: bool) -> Iterator[Area]
     )
 
 
-def _area(name: str, path: str, doomed: tuple[RemovablePath, ...], *, goes: str, stays: str) -> Area:
+@contextmanager
+def _held_from_writers(lock_path: str) -> Iterator[bool]:
+    """Hold the lock of a download, so that nobody resumes it meanwhile. Yields False if somebody has done so already.
+
+    Where it can't be taken, such as on a file system without locks, it only says whether another process holds it.
+    """
+    lock = FileLock(lock_path, "remove an unfinished download", wait_s=0.0)
+    try:
+        lock.acquire()
+    except StokerError:
+        yield not is_locked(lock_path)
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
+
+
+def _after_a_look(doomed: Sequence[RemovablePath], look: Callable[[], Iterable[str]]) -> Callable[[], CleanupResult]:
+    """Return what removes those paths that `look` still finds."""
+
+    def remove() -> CleanupResult:
+        now = frozenset(look()) if doomed else frozenset()
+        return remove_all(one.path for one in doomed if one.path in now)
+
+    return remove
+
+
+def _area(
+    name: str,
+    path: str,
+    doomed: tuple[RemovablePath, ...],
+    *,
+    goes: str,
+    stays: str,
+    remove: Callable[[], CleanupResult] | None = None,
+) -> Area:
     if os.path.islink(path):
         # Somebody put the folder elsewhere, or a job did: what is old there need not be ours.
-        doomed, goes, stays = (), "", f"a link to {os.path.realpath(path)}: not cleaned"
+        doomed, remove, goes, stays = (), None, "", f"a link to {os.path.realpath(path)}: not cleaned"
     size_bytes, removable_bytes = place_bytes((path,)), sum(one.size_bytes for one in doomed)
     return Area(
         name=name,
@@ -401,6 +469,7 @@ def _area(name: str, path: str, doomed: tuple[RemovablePath, ...], *, goes: str,
         goes=goes,
         stays=stays if size_bytes > removable_bytes else "",
         doomed=doomed,
+        remove=remove,
     )
 
 

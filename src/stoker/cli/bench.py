@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from stoker.crossval.model_subject import ModelSubject
 
 _RUNS = 20
+_ONLY_OF = {"model": ("runtime", "strict", "prompt", "decode"), "program": ("timeout", "measure")}
+"""Options that mean nothing for the other kind of subject."""
 
 GRAMMAR = Grammar(
     "bench",
@@ -43,7 +45,7 @@ GRAMMAR = Grammar(
         Option("--decode", value="N", read=whole(1), help="of a model: tokens after it, one at a time (default: 32)"),
         Option("--runs", value="N", read=whole(1), help=f"measured runs (default: {_RUNS})"),
         Option("--warmup", value="N", read=whole(0), help="runs before them that are not measured (default: 1)"),
-        Option("--timeout", value="TIME", read=duration, help="time limit of one run: 90s, 15m"),
+        Option("--timeout", value="TIME", read=duration, help="of a program: time limit of one run: 90s, 15m"),
         Option(
             "--on",
             value="MACHINE",
@@ -55,8 +57,8 @@ GRAMMAR = Grammar(
             value="FILE",
             help="result of the same benchmark on another device: print the speed of this one for the cluster file",
         ),
-        Option("--measure", value="NAME", help="also read this measure from the output; repeat it", is_many=True),
-        Option("-o", "--out", value="FILE", help="the result file (default: stoker-out/bench/result.json)"),
+        Option("--measure", value="NAME", help="of a program: also read this measure from its output", is_many=True),
+        Option("-o", "--out", value="FILE", help="the result file here (default: stoker-out/bench/result.json)"),
     ),
     takes_program=True,
     examples=(
@@ -79,6 +81,11 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         raise Usage(
             "either MODEL or a PROGRAM after --", hint="stoker bench model.gguf, or stoker bench -- python serve.py"
         )
+    other = "model" if given["program"] else "program"
+    if odd := [one.names[-1] for one in GRAMMAR.options if one.key in _ONLY_OF[other] and one.is_in(given)]:
+        raise Usage(f"{', '.join(odd)}: only of a {other}", hint="stoker help bench")
+    if given["on"] and given["out"]:
+        raise Usage("--on and --out exclude each other", hint="the job has the result: stoker get last")
     if given["on"] and given["against"]:
         raise Usage("--on and --against exclude each other", hint="run the benchmark on that machine")
     if given["on"]:

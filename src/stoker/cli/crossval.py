@@ -217,7 +217,7 @@ def _compare(call: CommandContext, given: dict[str, Any], reports: ReportFolder 
     sides = find_sides(call, given)
     name = given["name"] or _NAME
     if given["dry_run"]:
-        _show_commands(call, sides, given["seed"] or SEED)
+        _show_commands(call, sides, SEED if given["seed"] is None else given["seed"])
     with ExitStack() as stack:
         hold_reference(call, sides, stack)
         traces = trace_on_fleet(call, given, sides, name, stack)

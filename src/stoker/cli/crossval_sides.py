@@ -75,7 +75,7 @@ def find_sides(call: CommandContext, given: Mapping[str, Any]) -> dict[str, Comp
             )
         command: PluginCommand | None = None
         try:
-            command = plugin_command(choice, places, seed=given["seed"] or SEED)
+            command = plugin_command(choice, places, seed=SEED if given["seed"] is None else given["seed"])
         except StokerError:
             # The other machine has its own interpreters.
             if not machine:

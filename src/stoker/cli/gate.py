@@ -81,7 +81,7 @@ GRAMMAR = Grammar(
         Option("--batch", value="N", read=whole(1), help="pairs between two looks at the result (default: 10)"),
         Option("--warmup", value="N", read=whole(0), help="pairs before them that are not measured (default: 1)"),
         Option("--confidence", value="P", read=_share, help="confidence of intervals (default: 0.98)"),
-        Option("--timeout", value="TIME", read=duration, help="time limit of one run: 90s, 15m"),
+        Option("--timeout", value="TIME", read=duration, help="of programs: time limit of one run: 90s, 15m"),
         Option(
             "--format",
             value="NAME",
@@ -127,7 +127,7 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         format_of_path(path)
     shown = near_path(paths[0], parts.settings.folder)
     rule = GateRule(
-        confidence=given["confidence"] or GateRule().confidence,
+        confidence=GateRule().confidence if given["confidence"] is None else given["confidence"],
         batch=given["batch"] or GateRule().batch,
         most_pairs=given["pairs"] or GateRule().most_pairs,
     )

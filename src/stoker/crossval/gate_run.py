@@ -110,6 +110,8 @@ def run_gate(
     with ExitStack() as opened:
         try:
             sides, notes = _sides(request, read_sides(), place)
+            if request.timeout_s is not None and not any(isinstance(one, ProgramSide) for one in sides):
+                raise Usage("a time limit is of programs, and no side is one", hint="leave out --timeout (timeout_s)")
             known |= {name: partial(dict, one.facts) for name, one in _stored(sides).items()}
             if len(known) == len(_NAMES):
                 baseline, candidate = _stored(sides).values()

@@ -62,7 +62,7 @@ class GateArgs:
     candidate_runtime: str = arg("", help="another one for the candidate, such as torch,precision=bf16")
     warmup: int = arg(1, help="pairs before them that are not measured", ge=0, le=1000)
     confidence: float = arg(0.98, help="confidence of intervals", ge=0.5, le=0.9999)
-    timeout_s: float | None = arg(None, help="time limit of one run", gt=0)
+    timeout_s: float | None = arg(None, help="of programs: time limit of one run", gt=0)
     fails: bool = arg(default=True, help="fail on a regression and where there is no answer")
     folder: str = arg(".", help="folder of relative paths and of the programs", runtime=True)
     report: str = arg("stoker-out/gate/report.json", help="report file: .json, .xml or .md", runtime=True)
@@ -144,8 +144,8 @@ class BenchArgs:
     strict: bool = arg(default=False, help="of a model: fail if it did not run as requested")
     runs: int = arg(20, help="measured runs", ge=1, le=100_000)
     warmup: int = arg(1, help="runs before them that are not measured", ge=0, le=1000)
-    measures: tuple[str, ...] = arg((), help="also read these measures from its output")
-    timeout_s: float | None = arg(None, help="time limit of one run", gt=0)
+    measures: tuple[str, ...] = arg((), help="of a program: also read these measures from its output")
+    timeout_s: float | None = arg(None, help="of a program: time limit of one run", gt=0)
     folder: str = arg(".", help="the program's working folder", runtime=True)
     interpreter: str = arg("", help="Python that has the libraries of the runtime", runtime=True)
     gpus: int = arg(0, help="number of GPUs", ge=0, le=1024, runtime=True)
@@ -180,6 +180,10 @@ def _bench_subject(args: BenchArgs, place: GatePlace, energy: ReadEnergy) -> Ben
     model = args.model or (args.runtime if "://" in args.runtime else "")
     if bool(words) == bool(model):
         raise StageInputError("either a program or a model is measured", hint='program="python once.py", or model=PATH')
+    if model and (args.measures or args.timeout_s is not None):
+        raise StageInputError("measures and timeout_s are of a program", hint="leave them out for a model")
+    if words and (args.runtime or args.strict):
+        raise StageInputError("runtime and strict are of a model", hint="leave them out for a program")
     if model:
         load = {"prompt_tokens": args.prompt, "decoded_tokens": args.decode}
         return _model(model, args.runtime, folder, args.interpreter, energy=energy, is_strict=args.strict, **load)

@@ -82,9 +82,12 @@ class Home:
         return {area.name: area for area in areas}, findings, clock
 
     def clean(self, **options: object) -> tuple[dict[str, Area], CleanupResult]:
-        areas, findings, clock = self.look(**options)  # type: ignore[arg-type]
+        looked = self.look(**options)  # type: ignore[arg-type]
+        return looked[0], self.clear(*looked)
+
+    def clear(self, areas: dict[str, Area], findings: Findings, clock: FakeClock) -> CleanupResult:
         leases = KeyLeases(self.store.places.leases, clock=clock)
-        return areas, clear(
+        return clear(
             self.store,
             self.objects(clock),
             areas.values(),
@@ -301,6 +304,25 @@ def test_unfinished_downloads_of_ours_go_however_young_when_told_unless_somebody
     assert cleared.freed_bytes == 42
     assert not any(path.exists() for path in ours)
     assert all(path.exists() for path in (theirs, locked, claimed))
+
+
+def test_what_was_taken_up_again_after_the_look_stays(home):
+    blobs, all_of_ours = "hub/models--a--b/blobs", CleanupOptions(downloads=True)
+    rested, resumed = (home.write(f"{blobs}/{name}.part", 40, age_s=FORGOTTEN_S + 100) for name in ("aa", "bb"))
+    kernel, used = (home.write(f"kernels/{name}/k.so", 30, age_s=FORGOTTEN_S + 100) for name in ("aa", "bb"))
+    looked = home.look()
+    assert [looked[0][name].removable_bytes for name in ("unfinished downloads", "kernels")] == [80, 60]
+    for path in (resumed, used):
+        os.utime(path)
+    assert home.clear(*looked).freed_bytes == 70
+    assert [path.exists() for path in (rested, kernel, resumed, used)] == [False, False, True, True]
+    # However young, what a process is at stays: it takes the lock between the look and the removal.
+    looked = home.look(more=all_of_ours)
+    with open(home.write("hub/.locks/models--a--b/bb.lock", 0), "rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        assert home.clear(*looked).freed_bytes == 0
+    assert resumed.exists()
+    assert home.clear(*looked).freed_bytes == 40
 
 
 def test_no_link_is_followed_where_something_is_removed(home, tmp_path):
