@@ -26,10 +26,19 @@ _GPU = lazy_pattern(
     r"(?:[^a-z]|$)"
 )
 _QUANTISED = lazy_pattern(
-    r"(?:^|[^a-z0-9])(?:i2_?s|tl[12]|tq[12]|i?q\d(?:_[0-9k]\w*)?|qk\d*|nf4|fp4|fp8|int[48]|w[48]a\d+|gptq|awq)(?:[^a-z0-9]|$)"
+    # Of llama.cpp and others, whose names have the type of the weights.
+    r"(?:^|[^a-z0-9])(?:i2_?s|tl[12]|tq[12]|i?q\d(?:_[0-9k]\w*)?|qk\d*|nf4|(?:mx|nv)?fp[48]|int[48]|w[48]a\d+|gptq|awq"
+    # Of ONNX Runtime.
+    r"|matmulnbits|matmulbnb4|matmulinteger(?:tofloat)?|dynamicquantizematmul|qlinear[a-z]+|qattention|qgemm|qmoe"
+    # Of torch and bitsandbytes.
+    r"|gem[mv]_4bit|weight_int[48]pack_mm\w*|int_mm|scaled_mm|quantized\.linear\w*"
+    r")(?:[^a-z0-9]|$)"
 )
 _FALLBACK = lazy_pattern(r"(?:^|[^a-z])(?:dequant\w*|fallback|reference|naive|generic|emulated)(?:[^a-z]|$)|^fp32_")
-_FLOATS = ("f64", "f32", "f16", "bf16", "fp32", "fp16", "float32", "float16", "bfloat16", "tf32")
+_FLOATS = (
+    *("f64", "f32", "f16", "bf16", "tf32", "fp64", "fp32", "fp16"),
+    *("float64", "float32", "float16", "bfloat16", "tensor(double)"),
+)
 
 
 @frozen

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from stoker.crossval.evidence import InferenceEvidence, faults_of_evidence, is_evidence, warnings_of_evidence
+from stoker.crossval.plugins.onnx_plugin import _QUANTISED
 
 BODY: dict[str, Any] = {
     "schema_version": "1.0.0",
@@ -47,6 +48,46 @@ def test_a_gpu_run_without_one_fell_back(kernels: list[str]):
 @pytest.mark.parametrize("kernels", [["q8_0_4x8_gemm"], ["mul_mat Q4_K"], ["tl1_neon"], ["dot_int8"]])
 def test_a_quantised_run_on_a_cpu_has_a_quantised_kernel(kernels: list[str]):
     assert faults(kernels=kernels) == []
+
+
+@pytest.mark.parametrize("op", _QUANTISED)
+def test_every_quantised_operation_of_the_onnx_plugin_is_one(op: str):
+    assert faults(kernels=["cpu.Add", f"cpu.{op}"], weights=_QUANTISED[op]) == []
+    assert faults(kernels=["cpu.Add", "cpu.MatMul", "cpu.DequantizeLinear"], weights=_QUANTISED[op]) != []
+
+
+def test_every_type_of_a_gguf_file_is_known_by_the_kernels_of_the_llama_plugin():
+    types = pytest.importorskip("gguf").GGMLQuantizationType
+    integers = {"I8", "I16", "I32", "I64"}
+    names = [one.name for one in types if one.name not in integers]
+    assert {"F32", "BF16", "Q4_K", "MXFP4", "NVFP4"} <= set(names)
+    for name in names:
+        assert faults(kernels=["cpu.ADD(F32)", f"cpu.MUL_MAT({name})"], weights=name) == [], name
+    # Of a quantised model whose products are all of floats.
+    assert faults(kernels=["cpu.ADD(F32)", "cpu.MUL_MAT(F32)"], weights="Q4_K") != []
+
+
+@pytest.mark.parametrize(
+    ("kernel", "weights"),
+    [
+        ("bitsandbytes.gemm_4bit.default", "NF4"),
+        ("bitsandbytes.gemv_4bit.default", "FP4"),
+        ("bitsandbytes.int8_scaled_mm.default", "int8"),
+        ("aten._weight_int4pack_mm_for_cpu.default", "INT4"),
+        ("quantized.linear_dynamic.default", "INT8"),
+    ],
+)
+def test_quantised_operations_of_torch_are_known_and_weights_made_floats_first_are_not(kernel: str, weights: str):
+    assert faults(kernels=["cpu.aten.add.Tensor", f"cpu.{kernel}"], weights=weights) == []
+    made_floats = ["cpu.aten.mm.default", "cpu.bitsandbytes.dequantize_4bit.default"]
+    assert faults(kernels=made_floats, weights=weights) == [
+        "backend cpu with quantised weights, but no quantised kernel"
+    ]
+
+
+@pytest.mark.parametrize("weights", ["F64", "F32", "F16", "BF16", "float64", "tensor(double)"])
+def test_weights_that_plugins_call_floats_need_no_quantised_kernel(weights: str):
+    assert faults(kernels=["cpu.aten.mm.default"], weights=weights) == []
 
 
 def test_a_quantised_run_without_one_is_refused_and_a_float_one_is_not():

@@ -122,15 +122,13 @@ def test_a_measure_that_the_candidate_no_longer_reports_is_an_error_unless_it_is
 
 
 def test_a_stored_measure_that_the_candidate_no_longer_has_is_an_error_unless_it_is_off() -> None:
-    sides = tuple(
-        StoredSide(shown=shown, machine="desk", samples=(measures,))
-        for shown, measures in (("old", {"perplexity": 9.0, "ppl": 9.0, "seconds": 1.0}), ("new", {"ppl": 9.0}))
-    )
+    old = StoredSide(shown="old", machine="desk", samples=({"perplexity": 9.0, "ppl": 9.0, "seconds": 1.0},))
+    new = StoredSide(shown="new", machine="desk", samples=({"ppl": 9.0},))
     with pytest.raises(WorkFailed, match="new has no perplexity, which old has"):
-        decide_stored(*sides, [], RULE)
+        decide_stored(old, new, [], RULE)
     with pytest.raises(WorkFailed, match="new has no perplexity"):
-        decide_stored(*sides, [parse_limit("perplexity=1%")], RULE)
-    assert outcome(*sides, "perplexity=off", "ppl=1%") == "passed"
+        decide_stored(old, new, [parse_limit("perplexity=1%")], RULE)
+    assert outcome(old, new, "perplexity=off", "ppl=1%") == "passed"
 
 
 @pytest.mark.parametrize("odd", [math.nan, math.inf])
