@@ -58,7 +58,6 @@ _STOP_LOOKS = 5
 _MOST_THREADS = 64
 
 _Rows = Mapping[str, Allocation]
-"""By id."""
 
 
 @frozen
