@@ -41,6 +41,7 @@ from stoker.core.frozen import changed, fields_of
 from stoker.core.machine import NodeTransport, pool_name
 from stoker.core.pool import (
     DEFAULT_WALL_S,
+    LONGEST_WALL_S,
     Pool,
     PoolBackend,
     PoolGpu,
@@ -52,15 +53,17 @@ from stoker.core.text import format_duration, parse_duration
 MOST_ALLOCATIONS = 10_000
 _MOST_MIB = 2**30
 _LEAST_WALL_S = 60.0
-_MOST_WALL_S = 366 * 86400.0
+_MOST_IDLE_S = 366 * 86400.0
+_DAY_S = 86400.0
 _PART = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 
 
 class _Duration:
     """A duration with its unit: `90s`, `4h`."""
 
-    def __init__(self, least_s: float, most_s: float) -> None:
-        self._least_s, self._most_s = least_s, most_s
+    def __init__(self, least_s: float, most_s: float, why: str = "") -> None:
+        """`why` there is nothing longer."""
+        self._least_s, self._most_s, self._why = least_s, most_s, why
         self.says = f"a duration from {format_duration(least_s)}, such as 90s, 15m or 4h"
 
     def read(self, node: LocatedValue, key: str, reading: FileDiagnostics) -> Any:
@@ -73,7 +76,9 @@ class _Duration:
             return reading.refuse(node, key, f"{shown(node.value)} is not a duration", f"it is {self.says}")
         if not self._least_s <= seconds <= self._most_s:
             bound = "short" if seconds < self._least_s else "long"
-            return reading.refuse(node, key, f"{shown(node.value)} is too {bound}", f"it is {self.says}")
+            most = f"at most {format_duration(self._most_s)}{self._why}"
+            hint = f"it is {self.says}" if bound == "short" else most
+            return reading.refuse(node, key, f"{shown(node.value)} is too {bound}", hint)
         return seconds
 
 
@@ -133,17 +138,21 @@ POOL = MapSchema(
             "the host with Slurm's commands over SSH (default: the launcher's own), or the host of an SSH pool",
         ),
         Field("each", _EACH, "what each of its machines has"),
-        Field("wall", _Duration(_LEAST_WALL_S, _MOST_WALL_S), "time limit of an allocation (default: 4h)"),
+        Field(
+            "wall",
+            _Duration(_LEAST_WALL_S, LONGEST_WALL_S, ": no certificate of a worker lives longer"),
+            "time limit of an allocation (default: 4h)",
+        ),
         Field("min", IntegerField(least=0, most=MOST_ALLOCATIONS), "allocations that stay without jobs (default: 0)"),
         Field("max", IntegerField(least=1, most=MOST_ALLOCATIONS), "allocations at once (default: 1)"),
-        Field("idle", _Duration(1.0, _MOST_WALL_S), "a worker without a job for this long exits (default: 5m)"),
+        Field("idle", _Duration(1.0, _MOST_IDLE_S), "a worker without a job for this long exits (default: 5m)"),
         Field(
             "backlog",
             IntegerField(least=1, most=MOST_ALLOCATIONS),
             "allocations that wait at the backend at once (default: 2)",
         ),
         Field("patience", _Duration(0.0, 86400.0), "how long a job waits before a request (default: 10s)"),
-        Field("drain", _Duration(1.0, _MOST_WALL_S), "time before the end to save checkpoints (default: 2m)"),
+        Field("drain", _Duration(1.0, _MOST_IDLE_S), "time before the end to save checkpoints (default: 2m)"),
         Field(
             "options",
             MapOf(_OptionValue(), Text("an option such as partition")),
@@ -189,6 +198,10 @@ def check_pools(reading: FileDiagnostics, pools: Iterable[ParsedMap], nodes: Ite
         if drain_s is not None and drain_s > wall_s / 4:
             hint = f"at most {format_duration(wall_s / 4)}, a quarter of wall"
             _refuse(reading, pool, "drain", "drain leaves too little time for jobs", hint)
+        each_hours = min(wall_s, _DAY_S) / 3600
+        if (pool.get("max_hours") or each_hours) < each_hours:
+            hint = f"at least {each_hours:g}, or a shorter wall"
+            _refuse(reading, pool, "max_hours", "no machine could start: one may be there longer (wall)", hint)
         for fault in pool_faults(_stand_in(pool)):
             reading.refuse(_place(pool.node, fault.where), f"{pool.key}.{fault.where}", fault.message, fault.hint)
 

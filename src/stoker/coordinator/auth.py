@@ -518,8 +518,11 @@ class Enrolment:
     def sign(
         self, csr_pem: str, name: str, *, now_s: float, until_s: float | None = None
     ) -> tuple[str, IssuedCertificate]:
-        """Return a new certificate of a machine, and its record; with `until_s`, one that is valid no longer."""
-        life_s = self.life_s if until_s is None else min(self.life_s, until_s - now_s)
+        """Return a new certificate of a machine, and its record; with `until_s`, the end of an allocation, until then.
+
+        That one is not renewed, so a shorter lifetime of other machines' certificates does not count.
+        """
+        life_s = self.life_s if until_s is None else min(MACHINE_LIFE_S, until_s - now_s)
         signed = self.ca.signer.machine(csr_pem, name, now_s=now_s, life_s=life_s)
         issued = IssuedCertificate(serial=signed.serial, name=name, issued_s=now_s, expires_s=signed.not_after_s)
         return signed.certificate_pem, issued

@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from stoker.core.device import GIB, MIB, Backend, MemoryType, usable_bytes
 from stoker.core.frozen import fresh, frozen
-from stoker.core.pool import LONGEST_POOL_NAME, SSH_WALL_S, Pool, PoolBackend, PoolGpu, PoolShape
+from stoker.core.pool import LONGEST_POOL_NAME, LONGEST_WALL_S, Pool, PoolBackend, PoolGpu, PoolShape
 from stoker.core.text import lazy_pattern
 
 
@@ -147,7 +147,7 @@ def _pool_of(node: Node) -> Pool:
         backend=PoolBackend.SSH,
         via=f"{node.user}@{node.host}" if node.user else node.host,
         each=PoolShape(cpu_cores=node.cpu_cores or 1, ram_mb=node.ram_mb, gpus=gpus, slots=node.slots),
-        wall_s=SSH_WALL_S,
+        wall_s=LONGEST_WALL_S,
         is_automatic=node.launch is NodeLaunch.AUTO,
     )
 

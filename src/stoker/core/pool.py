@@ -28,8 +28,8 @@ KIT = "kit"
 """As the `python` of a pool: Stoker is brought along, also if the launcher's own interpreter could be used."""
 DEFAULT_IDLE_S = 300.0
 DEFAULT_WALL_S = 4 * 3600.0
-SSH_WALL_S = 30 * 86400.0
-"""Of a node over SSH, which has no time limit of its own: as long as certificates live."""
+LONGEST_WALL_S = 30 * 86400.0
+"""As long as certificates live; also of a node over SSH, which has no time limit of its own."""
 DEFAULT_BACKLOG = 2
 DEFAULT_PATIENCE_S = 10.0
 _LEAST_DRAIN_S = 120.0

@@ -289,6 +289,8 @@ class _Budget:
     waiting: int
     hours: float
     """Machine hours in the last day."""
+    granted: float
+    """Further hours that live allocations may use until their time limits."""
     new: int = 0
     jobs: int = 0
     wanted: list[str] = fresh(factory=list)
@@ -309,6 +311,7 @@ class _Budget:
             live=len(live),
             waiting=sum(one.is_on_its_way for one in live),
             hours=_hours(allocations, now_s) if state.hours is None else state.hours,
+            granted=sum(_left_s(one, state.pool, now_s) for one in live) / 3600,
         )
 
     @property
@@ -330,15 +333,22 @@ class _Budget:
             return f"starts only by hand: stoker launch {pool.name}"
         if self.waiting + self.new >= pool.backlog:
             return f"{counted(self.waiting + self.new, 'allocation')} waiting already (backlog {pool.backlog})"
-        return self._hours_text() if self.is_used_up else ""
+        return self._why_spent(self.new + 1)
 
-    @property
-    def is_used_up(self) -> bool:
-        """Return True if the pool's hours of the day are used."""
-        return self.pool.max_hours is not None and self.hours >= self.pool.max_hours
-
-    def _hours_text(self) -> str:
-        return f"{self.hours:.1f} of {self.pool.max_hours:g} hours a day used"
+    def _why_spent(self, count: int) -> str:
+        """Return why so many machines could use more than the pool's hours of the day; empty if they can't."""
+        most = self.pool.max_hours
+        if most is None:
+            return ""
+        used = f"{self.hours:.1f} of {most:g} hours a day used"
+        if self.hours >= most:
+            return used
+        each = _whole_s(self.pool) / 3600
+        granted = self.granted + (count - 1) * each
+        if self.hours + granted + each <= most:
+            return ""
+        others = f"machines that were requested may use {granted:.1f}, " if granted else ""
+        return f"{used}; {others}another one {each:.1f}"
 
     def fill_up(self) -> None:
         """Request machines up to the pool's minimum."""
@@ -356,8 +366,8 @@ class _Budget:
         elif self.live + self.new + request.count > self.pool.max:
             requested = f"{self.live + self.new} requested"
             self._refuse(request, f"{request.count} more would exceed max {self.pool.max} ({requested})")
-        elif self.is_used_up:
-            self._refuse(request, self._hours_text())
+        elif why := self._why_spent(self.new + request.count):
+            self._refuse(request, why)
         else:
             for number in range(self.new, self.new + request.count):
                 packing.add(offer_for(self.pool, _new_name(self.pool, number)))
@@ -547,6 +557,19 @@ def _useless(state: PoolState, allocations: Sequence[Allocation], demand: Demand
     found = state.pool.lacks or "what they have differs from the declaration"
     again = f"try again: stoker pools resume {state.pool.name}"
     return f"the last {MOST_USELESS} machines of it got no job: {found}; {again}"
+
+
+def _whole_s(pool: Pool) -> float:
+    """Return how long a machine of a pool may be there within a day."""
+    return min(pool.wall_s, _DAY_S)
+
+
+def _left_s(allocation: Allocation, pool: Pool, now_s: float) -> float:
+    """Return how long a live allocation may still be there within a day."""
+    if allocation.started_s is None:
+        return _whole_s(pool)
+    ends_s = allocation.started_s + pool.wall_s if allocation.ends_s is None else allocation.ends_s
+    return min(max(0.0, ends_s - now_s), _DAY_S)
 
 
 def _hours(allocations: Iterable[Allocation], now_s: float) -> float:

@@ -90,6 +90,21 @@ pools:
     ]
 
 
+def test_a_time_limit_above_that_of_certificates_or_of_the_day_is_refused_with_the_reason(drawer: Drawer) -> None:
+    faults = drawer.cluster_faults(
+        """\
+pools:
+  - { name: a, backend: slurm, wall: 31d }
+  - { name: b, backend: slurm, wall: 30d, max_hours: 24 }
+  - { name: c, backend: slurm, wall: 6h, max_hours: 5.5 }
+"""
+    )
+    assert [fault.partition(": ")[2] for fault in faults] == [
+        "pools[0].wall: '31d' is too long (at most 30d00h: no certificate of a worker lives longer)",
+        "pools[2].max_hours: no machine could start: one may be there longer (wall) (at least 6, or a shorter wall)",
+    ]
+
+
 def test_a_node_over_ssh_is_a_pool_of_one_machine(drawer: Drawer) -> None:
     cluster = drawer.cluster(
         """\

@@ -9,10 +9,18 @@ from pathlib import Path
 
 import pytest
 
-from stoker.coordinator.auth import FleetCa, IssuedCertificate, Revocations, ServerCertificate, TrustState, open_ca
+from stoker.coordinator.auth import (
+    Enrolment,
+    FleetCa,
+    IssuedCertificate,
+    Revocations,
+    ServerCertificate,
+    TrustState,
+    open_ca,
+)
 from stoker.core.clock import FakeClock
 from stoker.core.errors import Damaged, LocalFile
-from stoker.host.certificates import is_signed_by, names_in
+from stoker.host.certificates import is_signed_by, make_csr, make_key, names_in
 
 DAY_S = 86_400.0
 
@@ -107,6 +115,19 @@ def test_the_servers_certificate_is_made_renewed_and_follows_its_names(tmp_path:
     assert "192.0.2.8" in names_in(certificate_in(server.path))
     names.remove("192.0.2.7")
     assert not server.ensure()
+
+
+def test_the_certificate_of_an_allocations_worker_lasts_until_its_end(tmp_path: Path):
+    enrolment = Enrolment(ca=opened(tmp_path), names=lambda: (), life_s=DAY_S)
+    now_s, csr = FakeClock().wall_s(), make_csr(make_key(), "a100-7f3a2c")
+
+    def days(until_s: float | None) -> float:
+        _, issued = enrolment.sign(csr, "a100-7f3a2c", now_s=now_s, until_s=until_s)
+        return (issued.expires_s - now_s) / DAY_S
+
+    assert days(None) == pytest.approx(1, abs=0.01)
+    assert days(now_s + 4 * DAY_S) == pytest.approx(4, abs=0.01), "it is not renewed"
+    assert days(now_s + 40 * DAY_S) == pytest.approx(30, abs=0.01)
 
 
 @pytest.mark.parametrize("text", ["", "-----BEGIN CERTIFICATE-----\nnothing\n-----END CERTIFICATE-----\n", "\0"])

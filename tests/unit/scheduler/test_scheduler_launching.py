@@ -284,6 +284,30 @@ def test_hours_a_day_are_a_limit() -> None:
     assert decision.holds[0].why == "6.0 of 4 hours a day used", "also of allocations that are not listed"
 
 
+def test_hours_that_machines_may_still_use_count_before_another_one_starts() -> None:
+    limited = changed(CPU, max_hours=10.0, wall_s=3 * 3600.0)
+    (start,) = decided([jobs(16)], (), limited).starts
+    assert start.count == 3, "each may be there for 3 hours"
+    serving = Allocation(
+        id="a00000",
+        pool="cpu",
+        state=AllocationState.SERVING,
+        started_s=NOW_S - 3600.0,
+        ends_s=NOW_S + 2 * 3600.0,
+    )
+    decision = decided([jobs(16)], [serving, live(AllocationState.SUBMITTED, number=1)], limited)
+    assert [one.count for one in decision.starts] == [1], "1 used, 2 and 3 granted"
+    why = "1.0 of 10 hours a day used; machines that were requested may use 8.0, another one 3.0"
+    assert decision.holds[0].why == why
+    left = changed(serving, state=AllocationState.ENDED, ended_s=NOW_S, cause=AllocationCause.FINISHED)
+    assert [one.count for one in decided([jobs(16)], [left], limited).starts] == [3], "what is not used comes back"
+    (answer,) = requested(asked(4), max_hours=10.0, wall_s=3 * 3600.0).answers
+    assert answer.why == "0.0 of 10 hours a day used; machines that were requested may use 9.0, another one 3.0"
+    assert requested(asked(3), max_hours=10.0, wall_s=3 * 3600.0).starts[0].count == 3
+    weeks = changed(CPU, max_hours=24.0, wall_s=7 * 86400.0)
+    assert [one.count for one in decided([jobs(16)], (), weeks).starts] == [1], "a day has no more hours"
+
+
 def asked(count: int = 0, number: int = 0, *, pool: str = "cpu", ago_s: float = 1.0) -> LaunchRequest:
     return LaunchRequest(id=f"{number:08x}", pool=pool, count=count, requester="ann", requested_s=NOW_S - ago_s)
 
