@@ -353,7 +353,6 @@ def _status(words: Sequence[str], pool: Pool) -> AllocationStatus | None:
         return None
     name, state, started, *exit_words = words
     id = name.removeprefix(f"{pool.name}-")
-    started_s = float(started) or None
     if not (id.isascii() and id.isalnum()):
         # Of a pool whose name begins with this one's, or nothing that we made.
         return None
@@ -361,32 +360,19 @@ def _status(words: Sequence[str], pool: Pool) -> AllocationStatus | None:
         case "starting":
             return AllocationStatus(id=id, backend_id=id, state=AllocationState.WAITING, reason=state)
         case "running" | "elsewhere":
-            ends_s = started_s + pool.wall_s if started_s else None
+            ends_s = float(started) + pool.wall_s if float(started) else None
             reason = "" if state == "running" else "runs on another host of this folder"
-            return AllocationStatus(
-                id=id, backend_id=id, state=AllocationState.STARTED, reason=reason, started_s=started_s, ends_s=ends_s
-            )
+            return AllocationStatus(id=id, backend_id=id, state=AllocationState.STARTED, reason=reason, ends_s=ends_s)
         case "exited" if len(exit_words) == 2:
-            code, ended = map(int, exit_words)
-            cause = _CAUSES.get(code, AllocationCause.FAILED)
-            return AllocationStatus(
-                id=id,
-                backend_id=id,
-                state=AllocationState.ENDED,
-                reason=f"exit {code}",
-                cause=cause,
-                started_s=started_s,
-                ended_s=float(ended),
-            )
+            code = int(exit_words[0])
+            cause, reason = _CAUSES.get(code, AllocationCause.FAILED), f"exit {code}"
         case "rebooted":
             cause, reason = AllocationCause.PREEMPTED, "the host was started again"
         case "never":
             cause, reason = AllocationCause.NOT_SUBMITTED, "its process never started"
         case _:
             cause, reason = AllocationCause.FAILED, "its process is gone without an exit status"
-    return AllocationStatus(
-        id=id, backend_id=id, state=AllocationState.ENDED, reason=reason, cause=cause, started_s=started_s
-    )
+    return AllocationStatus(id=id, backend_id=id, state=AllocationState.ENDED, reason=reason, cause=cause)
 
 
 def _word(text: str) -> str:

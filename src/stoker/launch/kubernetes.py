@@ -412,16 +412,7 @@ def _status(id: str, pool: Pool, job: _Shown | None, pod: _Shown | None) -> Allo
         cause, reason = _end(end, pod)
         if job is None and cause is not AllocationCause.FINISHED:
             cause, reason = AllocationCause.CANCELLED_THERE, f"Job deleted; {reason}"
-        terminated = pod.container.get("terminated", {}) if pod else {}
-        return AllocationStatus(
-            id=id,
-            backend_id=name,
-            state=AllocationState.ENDED,
-            reason=reason,
-            cause=cause,
-            started_s=_seconds(terminated.get("startedAt")),
-            ended_s=_seconds(terminated.get("finishedAt") or (end or {}).get("lastTransitionTime")),
-        )
+        return AllocationStatus(id=id, backend_id=name, state=AllocationState.ENDED, reason=reason, cause=cause)
     if pod is None:
         return AllocationStatus(id=id, backend_id=name, state=AllocationState.WAITING, reason="no pod yet")
     waiting = pod.container.get("waiting", {})
@@ -435,7 +426,6 @@ def _status(id: str, pool: Pool, job: _Shown | None, pod: _Shown | None) -> Allo
         backend_id=name,
         state=AllocationState.STARTED,
         reason=_sentence(waiting) if is_broken else "terminating" if pod.deleted or job is None else "",
-        started_s=_seconds(pod.container.get("running", {}).get("startedAt")) or pod_start_s,
         ends_s=pod_start_s + pool.wall_s if pod_start_s else None,
     )
 

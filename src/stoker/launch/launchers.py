@@ -70,10 +70,8 @@ class AllocationStatus:
     """Why it ended, if it has. `cancelled_there` also for our own `cancel`: the backend does not know who it was."""
     may_start_s: float | None = None
     """When the backend expects to start it, if it waits."""
-    started_s: float | None = None
     ends_s: float | None = None
     """When its time limit ends it."""
-    ended_s: float | None = None
     is_lost: bool = False
     """The backend does not show it, although it should know it: `ended`, if that lasts. `cause` is the usual one."""
 

@@ -331,9 +331,7 @@ def _status(job: Any, pool: Pool, fleet: str) -> AllocationStatus | None:
             id=id, backend_id=name, state=state, reason=message if state is AllocationState.WAITING else ""
         )
     cause, reason = _end(job, message)
-    end = job.get("end_time")
-    ended_s = end / 1000 if isinstance(end, int | float) and end > 0 else None
-    return AllocationStatus(id=id, backend_id=name, state=state, reason=reason, cause=cause, ended_s=ended_s)
+    return AllocationStatus(id=id, backend_id=name, state=state, reason=reason, cause=cause)
 
 
 def _end(job: Mapping[str, Any], message: str) -> tuple[AllocationCause, str]:

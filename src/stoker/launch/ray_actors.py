@@ -158,15 +158,10 @@ def _actor_status(id: str, name: str, status: Mapping[str, Any], pool: Pool) -> 
         return AllocationStatus(id=id, backend_id=name, state=AllocationState.ENDED, reason=reason, cause=cause)
     if not status:
         return AllocationStatus(id=id, backend_id=name, state=AllocationState.WAITING, reason="waits for resources")
-    started_s, code = status["started_s"], status["code"]
+    code = status["code"]
     if code is None:
-        return AllocationStatus(
-            id=id,
-            backend_id=name,
-            state=AllocationState.STARTED,
-            started_s=started_s,
-            ends_s=started_s + pool.wall_s,
-        )
+        ends_s = status["started_s"] + pool.wall_s
+        return AllocationStatus(id=id, backend_id=name, state=AllocationState.STARTED, ends_s=ends_s)
     cause = EXIT_CAUSES.get(code, AllocationCause.FAILED)
     return AllocationStatus(
         id=id,
@@ -174,8 +169,6 @@ def _actor_status(id: str, name: str, status: Mapping[str, Any], pool: Pool) -> 
         state=AllocationState.ENDED,
         reason=f"exit {code}",
         cause=AllocationCause.CANCELLED_THERE if status["is_stopped"] else cause,
-        started_s=started_s,
-        ended_s=status["ended_s"],
     )
 
 

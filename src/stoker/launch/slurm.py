@@ -50,7 +50,7 @@ _SQUEUE = (*_EPOCH, "squeue", "--me", "--array", "--states=all", "--format=%i|%T
 _HEADING = "JOBID|STATE|"
 """Begins the first line that `squeue` prints. An answer without it is not Slurm's."""
 _PENDING = ("squeue", "--me", "--noheader", "--array", "--states=PENDING", "--format=%i")
-_SACCT = (*_EPOCH, "sacct", "--allocations", "--noheader", "--parsable2", "--format=JobID,State,Start,End,ExitCode")
+_SACCT = ("sacct", "--allocations", "--noheader", "--parsable2", "--format=JobID,State,ExitCode")
 _SHOW_JOB = ("scontrol", "--oneliner", "show", "job")
 _FAR_FOLDER = "~/.local/state/stoker/slurm"
 """On the host of the commands, for pools that name none: compute nodes usually share home directories with it."""
@@ -308,7 +308,7 @@ class SlurmLauncher:
                 # A site may have no such command; what the controller does not know is over either way.
                 reply = ProbeOutput(out="", exit_code=1)
             if not reply.exit_code:
-                rows = {words[0]: words for line in reply.out.splitlines() if len(words := line.split("|")) == 5}
+                rows = {words[0]: words for line in reply.out.splitlines() if len(words := line.split("|")) == 3}
         return [_recorded_status(one, rows.get(one.backend_id)) for one in missing]
 
 
@@ -324,15 +324,12 @@ def _recorded_status(allocation: Allocation, row: Sequence[str] | None) -> Alloc
         )
     # `CANCELLED by 1000`
     word = row[1].partition(" ")[0]
-    is_over = _state(word) is AllocationState.ENDED
     return AllocationStatus(
         id=allocation.id,
         backend_id=allocation.backend_id,
         state=_state(word),
         reason=row[1],
-        cause=_EXIT_CAUSES.get(row[4], AllocationCause.FAILED) if word == "FAILED" else _CAUSES.get(word),
-        started_s=_time(row[2]),
-        ended_s=_time(row[3]) if is_over else None,
+        cause=_EXIT_CAUSES.get(row[2], AllocationCause.FAILED) if word == "FAILED" else _CAUSES.get(word),
     )
 
 
@@ -358,7 +355,6 @@ def read_queue(text: str, pool: Pool, *, fleet: str) -> list[AllocationStatus]:
             continue
         state = _state(word)
         is_waiting, is_over = state is AllocationState.WAITING, state is AllocationState.ENDED
-        started_s, ended_s = _time(start), _time(end)
         reason = "" if reason == "None" else reason
         found.append(
             AllocationStatus(
@@ -367,10 +363,8 @@ def read_queue(text: str, pool: Pool, *, fleet: str) -> list[AllocationStatus]:
                 state=state,
                 reason=reason if is_waiting else " ".join(filter(None, (word if word != "RUNNING" else "", reason))),
                 cause=_CAUSES.get(word),
-                may_start_s=started_s if is_waiting else None,
-                started_s=None if is_waiting else started_s,
-                ends_s=None if is_waiting or is_over else ended_s,
-                ended_s=ended_s if is_over else None,
+                may_start_s=_time(start) if is_waiting else None,
+                ends_s=None if is_waiting or is_over else _time(end),
             )
         )
     return found

@@ -227,15 +227,11 @@ class FakeBackend:
 
     def start(self, backend_id: str) -> None:
         if self.entries[backend_id].state is AllocationState.WAITING:
-            self.entries[backend_id] = changed(
-                self.entries[backend_id], state=AllocationState.STARTED, started_s=self.now_s()
-            )
+            self.entries[backend_id] = changed(self.entries[backend_id], state=AllocationState.STARTED)
 
     def end(self, backend_id: str, cause: AllocationCause) -> None:
         if self.entries[backend_id].state is not AllocationState.ENDED:
-            self.entries[backend_id] = changed(
-                self.entries[backend_id], state=AllocationState.ENDED, cause=cause, ended_s=self.now_s()
-            )
+            self.entries[backend_id] = changed(self.entries[backend_id], state=AllocationState.ENDED, cause=cause)
 
     def live(self) -> list[AllocationStatus]:
         return [one for one in self.entries.values() if one.state is not AllocationState.ENDED]

@@ -188,7 +188,6 @@ def test_what_a_cluster_shows_becomes_a_state_a_cause_and_its_own_words() -> Non
     *seen, lost = launcher.look(POOL, fleet=FLEET, known=[known])
     assert [f"{one.state} {one.cause or '-'} {one.reason}" for one in seen] == list(SHOWN)
     assert (lost.id, lost.state, lost.cause) == ("abcdef", "ended", "preempted")
-    assert seen[2].ended_s == 1.0
 
 
 def test_what_still_runs_is_not_cleaned_up(ray_jobs: RayJobs, launcher: RayLauncher) -> None:
