@@ -71,6 +71,8 @@ def test_a_model_is_compared_found_by_itself_and_the_second_time_nothing_runs(sh
     assert {one.name for one in report(shell).iterdir()} == REPORTS
     shown = done(shell, "crossval", "--candidate", "llama.cpp", "--dry-run").out
     assert "OMP_NUM_THREADS=1" in shown
+    assert "STOKER_SEED=42" in shown
+    assert "STOKER_SEED=0" in done(shell, "crossval", "--candidate", "llama.cpp", "--seed", "0", "--dry-run").out
     receipt = "stoker-out/crossval/parity.receipt.json"
     verified = done(shell, "receipt", "verify", receipt, "--dir", "stoker-out/crossval", "--dir", Path(model).parent)
     assert "parity of parity.json, model-f32.gguf: PASSED, not signed, 2 files verified" in verified.out

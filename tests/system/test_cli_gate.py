@@ -114,6 +114,31 @@ def test_an_option_that_would_have_no_effect_is_refused(shell: Shell, words: tup
     assert old.read_text() == "an older result"
 
 
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (("program=true", "runtime=torch"), "runtime and strict are of a model"),
+        (("model=a.json", "timeout_s=3"), "measures and timeout_s are of a program"),
+    ],
+)
+def test_an_argument_that_would_have_no_effect_is_refused(shell: Shell, words: tuple[str, ...], text: str) -> None:
+    (shell.folder / "a.json").write_text('{"perplexity": 9.8}')
+    done = shell.stoker("run", "crossval/bench", "runs=1", *words)
+    assert (done.code, text in done.err) == (41, True), done.err
+
+
+def test_a_benchmark_that_failed_is_nothing_to_compare_with(shell: Shell) -> None:
+    failing = ("sh", "-c", "echo x >> runs; echo perplexity=9; test $(wc -l < runs) -lt 3")
+    assert shell.stoker("bench", "--runs", 5, "-o", "a.bench.json", "--", *failing).code == 1
+    for words in (
+        ("gate", "--baseline", "a.bench.json", "--candidate", side("9"), *SAME),
+        ("bench", "--against", "a.bench.json", "--", "touch", "started"),
+    ):
+        done = shell.stoker(*words)
+        assert (done.code, "did not finish (failed after 1 run)" in done.err) == (2, True), done.err
+    assert not (shell.folder / "started").exists()
+
+
 def test_plain_numbers_in_json_are_gated(shell: Shell) -> None:
     (shell.folder / "old.json").write_text('{"eval": {"perplexity": 9.8, "accuracy": 0.7}, "model": "a"}')
     (shell.folder / "new.json").write_text('{"eval": {"perplexity": 9.9, "accuracy": 0.6}, "model": "b"}')

@@ -74,7 +74,7 @@ GRAMMAR = Grammar(
 
 def perform(call: CommandContext, given: dict[str, Any]) -> int:
     """Run the benchmark and write its result."""
-    from stoker.crossval.bench import Bench, EnergyMeter, read_result
+    from stoker.crossval.bench import Bench, EnergyMeter, read_result, require_completed
     from stoker.crossval.device_speeds import measured_speed
 
     if bool(given["program"]) == bool(given["model"]):
@@ -92,6 +92,8 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         return _submit(call, given)
     parts, settings = call.parts, call.parts.settings
     base = read_result(call.path(given["against"])) if given["against"] else None
+    if base is not None:
+        require_completed(base, given["against"])
     path = call.path(given["out"] or "stoker-out/bench/result.json")
     cuda = [one.uuid for one in parts.devices if one.backend is Backend.CUDA and not one.is_fake]
     energy = EnergyMeter(cuda, settings.environment)

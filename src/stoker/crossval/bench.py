@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from stoker.core.clock import Clock
-from stoker.core.errors import LocalFile, StokerError, exit_code_of
+from stoker.core.errors import LocalFile, StokerError, Usage, exit_code_of
 from stoker.core.frozen import fresh, frozen
 from stoker.core.jsontext import dumps, loads
-from stoker.core.text import first_line
+from stoker.core.text import counted, first_line
 from stoker.crossval.gate_rule import quantile_of
 from stoker.crossval.measures import CPU, WALL, Value, read_measures
 from stoker.crossval.timed_run import TimedProgram, run_timed
@@ -247,6 +247,16 @@ class Bench:
             error=None if error is None else error_facts(error),
             about={"requested_runs": self._requested},
         )
+
+
+def require_completed(result: BenchResult, shown: str) -> None:
+    """Raise `Usage` for a result from which nothing follows: of a benchmark that did not finish, or has no runs."""
+    again = "run it again: stoker bench"
+    if result.outcome != "completed":
+        ended = f"{result.outcome} after {counted(len(result.runs), 'run')}"
+        raise Usage(f"{shown}: the benchmark did not finish ({ended})", hint=again)
+    if not result.runs:
+        raise Usage(f"{shown}: a benchmark without runs", hint=again)
 
 
 def outcome_of_error(error: BaseException) -> str:

@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 from stoker.core.errors import LocalFile, NotFound, Usage
 from stoker.core.frozen import changed, frozen
 from stoker.core.jsontext import loads, loads_strict
-from stoker.core.text import counted, lazy_pattern
-from stoker.crossval.bench import BenchResult, is_result, read_result
+from stoker.core.text import lazy_pattern
+from stoker.crossval.bench import BenchResult, is_result, read_result, require_completed
 from stoker.crossval.measures import WALL, in_one_number, numbers_in
 from stoker.crossval.runtimes import model_form
 from stoker.crossval.scored_documents import PERPLEXITY, read_documents
@@ -146,13 +146,7 @@ def _facts_of(text: str, path: str) -> StoredSide:
 
 def side_of_result(side: StoredSide, result: BenchResult) -> StoredSide:
     """Return the runs of a benchmark. Raises `Usage` for one that did not finish, or has none."""
-    if result.outcome != "completed":
-        message = (
-            f"{side.shown}: the benchmark did not finish ({result.outcome} after {counted(len(result.runs), 'run')})"
-        )
-        raise Usage(message, hint="run it again: stoker bench")
-    if not result.runs:
-        raise Usage(f"{side.shown}: a benchmark without runs", hint="run it again: stoker bench")
+    require_completed(result, side.shown)
     return changed(
         side,
         machine=shown_machine(result.machine),
