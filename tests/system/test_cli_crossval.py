@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -119,6 +120,21 @@ def test_a_plug_in_that_crashes_leaves_a_report_with_its_last_words(shell: Shell
     assert "expected failure until 2027-06-01: 0.6 can't load it" in known.err
     assert 'failures="0" errors="0" skipped="1"' in (report(shell) / "parity.xml").read_text()
     assert "expected failure until" in (report(shell) / "parity.html").read_text()
+
+
+def test_an_export_that_does_not_show_the_input_of_its_first_layer_is_compared_by_names(shell: Shell):
+    pytest.importorskip("onnxruntime", reason="onnxruntime is not installed")
+    pytest.importorskip("onnxscript", reason="onnxscript is not installed: nothing can export")
+    done(shell, "fixtures", "--size", "tiny", "--output", "models/tiny", "--formats", "safetensors")
+    # Its tokenizer is beside it.
+    export = [sys.executable, Path(__file__).parents[1] / "fakes/onnx_export.py", "models/tiny", "models/tiny/m.onnx"]
+    subprocess.run(export, check=True, capture_output=True, cwd=shell.folder)
+    words = ("--candidate", "onnx", "--reference", "torch", "--reference-model", "models/tiny")
+    done(shell, "crossval", "--model", "models/tiny/m.onnx", *words, "--positions", "16", "--no-decode")
+    steps = {step["step"]: step for step in json.loads((report(shell) / "parity.json").read_text())["steps"]}
+    assert [row["name"] for row in steps["layers"]["layers"]] == ["l_out-1"]
+    assert "layer 0 not compared" in steps["layers"]["reason"]
+    assert steps["head"]["outcome"] == "passed"
 
 
 def test_a_program_that_was_changed_is_compared_anew(shell: Shell):

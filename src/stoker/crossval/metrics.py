@@ -7,7 +7,7 @@ have no difference. All sums are of 64-bit floats. One position is in memory at 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stoker.core.frozen import fields_of, frozen
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     Vector = NDArray[Any]
 
 TOP = 5
+_LEAST_REST = 1e-6
+"""The smallest rest of probability that a sum of 32-bit log probabilities shows: below it is rounding."""
 _ROWS = 64
 
 
@@ -39,7 +41,7 @@ class PositionRow:
     """Share of the five tokens that the reference prefers and the candidate, too."""
     cosine: float | None
     is_bound: bool = False
-    """Only the most probable tokens are known: `kl` is a lower bound."""
+    """Of one side only the most probable tokens are known: `kl` is a lower bound."""
 
     def to_json(self) -> dict[str, Any]:
         return fields_of(self)
@@ -47,11 +49,6 @@ class PositionRow:
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> PositionRow:
         return cls(**{name: raw[name] for name in cls.__annotations__ if name in raw})
-
-
-def compare_logits(pos: int, reference: Vector, candidate: Vector) -> PositionRow:
-    """Return the measures of one position. A value that is not finite makes the measures infinite."""
-    return LogitsComparison(len(reference)).row(pos, reference, candidate)
 
 
 class LogitsComparison:
@@ -111,43 +108,47 @@ class LogitsComparison:
         return max(most + math.log(float(np.exp(d - most).sum())), 0.0)
 
 
-def compare_top(pos: int, reference: Vector, top: Mapping[int, float]) -> PositionRow:
-    """Compare with a side that tells only its most probable tokens and their log probabilities.
+def compare_top(pos: int, logits: Vector, top: Mapping[int, float], *, is_top_reference: bool = False) -> PositionRow:
+    """Compare all logits of one side with the most probable tokens of the other, and their log probabilities.
 
-    The divergence over these tokens and one more, which stands for all others, is a lower bound of the true one.
+    The divergence is that of the candidate from the reference, over these tokens and one more, which stands for all
+    others: a lower bound of the true one.
     """
     import numpy as np
 
-    r = np.asarray(reference, dtype=np.float64)
-    if not top or not np.isfinite(r).all() or not all(math.isfinite(value) for value in top.values()):
+    whole = np.asarray(logits, dtype=np.float64)
+    if not top or not np.isfinite(whole).all() or not all(math.isfinite(value) for value in top.values()):
         return _not_finite(pos)
-    r = r - r.max()
-    log_r = r - math.log(float(np.exp(r).sum()))
-    kl, covered_r, covered_c = 0.0, 0.0, 0.0
-    for token, log_c in top.items():
-        if not 0 <= token < r.size:
-            return _not_finite(pos)
-        log_p = float(log_r[token])
-        kl += math.exp(log_p) * (log_p - log_c)
-        covered_r += math.exp(log_p)
-        covered_c += math.exp(log_c)
-    rest_r, rest_c = max(1.0 - covered_r, 0.0), max(1.0 - covered_c, 0.0)
-    # Below this, what is left is rounding.
-    if rest_r > 1e-9 and rest_c > 1e-9:
-        kl += rest_r * math.log(rest_r / rest_c)
+    whole = whole - whole.max()
+    logs = whole - math.log(float(np.exp(whole).sum()))
+    if not all(0 <= token < whole.size for token in top):
+        return _not_finite(pos)
+    pairs = [(float(logs[token]), told) for token, told in top.items()]
     best = sorted(top, key=lambda token: -top[token])[:TOP]
-    ours = {int(token) for token in np.argpartition(-r, min(TOP, r.size) - 1)[:TOP]}
+    first = {int(token) for token in np.argpartition(-whole, min(TOP, whole.size) - 1)[:TOP]}
     return PositionRow(
         pos=pos,
         nmse=None,
         max_abs=None,
         max_abs_sd=None,
-        kl=max(kl, 0.0),
-        top1=int(r.argmax()) == best[0],
-        top5=len(ours.intersection(best)) / min(TOP, r.size) if len(best) >= TOP else None,
+        kl=_least_divergence([(told, one) for one, told in pairs] if is_top_reference else pairs),
+        top1=int(whole.argmax()) == best[0],
+        top5=len(first.intersection(best)) / min(TOP, whole.size) if len(best) >= TOP else None,
         cosine=None,
         is_bound=True,
     )
+
+
+def _least_divergence(pairs: Sequence[tuple[float, float]]) -> float:
+    """Return a lower bound of the divergence, from the log probabilities of some tokens: reference, candidate."""
+    kl = math.fsum(math.exp(p) * (p - q) for p, q in pairs)
+    rest_p = max(1.0 - math.fsum(math.exp(p) for p, _ in pairs), 0.0)
+    rest_q = max(1.0 - math.fsum(math.exp(q) for _, q in pairs), 0.0)
+    if rest_p > 0.0:
+        # A candidate that leaves nothing for the others may have cut them off. Where it leaves less than its floats can
+        # show, more is assumed, up to the reference's own rest: that can only make the bound smaller.
+        kl += rest_p * math.log(rest_p / max(rest_q, min(rest_p, _LEAST_REST)))
+    return max(kl, 0.0)
 
 
 def relative_error(reference: Vector, candidate: Vector) -> float:

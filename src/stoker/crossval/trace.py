@@ -56,7 +56,7 @@ class TraceHeader:
     requested: Mapping[str, Any] = fresh(factory=dict)
     tokenizer_sha256: str = ""
     layers: tuple[str, ...] = ()
-    """Names of the outputs that are kept: the embedding first."""
+    """Names of the outputs that are kept, in the order of `layers.f32`."""
     width: int = 0
     has_decode: bool = False
     has_top: bool = False
@@ -147,8 +147,12 @@ class Trace:
             for line in file:
                 yield {int(token): float(value) for token, value in loads(line)}
 
+    def output(self, name: str) -> Vector:
+        """Return an output over all positions by its name. Raises `ValueError` if it is not shown."""
+        return self.layer(self.header.layers.index(name))
+
     def layer(self, number: int) -> Vector:
-        """Return an output over all positions: 0 is the embedding, `n` that of layer `n - 1`."""
+        """Return an output over all positions by its place among those that are shown."""
         import numpy as np
 
         shape = (len(self.header.ids), self.header.width)

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stoker.crossval.metrics import compare_logits, compare_top, relative_error
+from stoker.crossval.metrics import LogitsComparison, PositionRow, compare_top, relative_error
 
 np = pytest.importorskip("numpy")
 
 VECTORS = st.lists(st.floats(-20, 20, width=32), min_size=2, max_size=30)
+
+
+def compare_logits(pos: int, reference: Any, candidate: Any) -> PositionRow:
+    return LogitsComparison(len(reference)).row(pos, reference, candidate)
 
 
 def softmax(values: list[float]) -> list[float]:
@@ -23,6 +28,10 @@ def softmax(values: list[float]) -> list[float]:
 
 def divergence(r: list[float], c: list[float]) -> float:
     return math.fsum(p * (math.log(p) - math.log(q)) for p, q in zip(softmax(r), softmax(c), strict=True))
+
+
+def divergence_of(r: list[float], c: list[float]) -> float:
+    return math.fsum(p * math.log(p / q) for p, q in zip(r, c, strict=True))
 
 
 @given(VECTORS, st.data())
@@ -99,7 +108,39 @@ def test_the_divergence_of_the_most_probable_tokens_is_a_lower_bound(r: list[flo
     row = compare_top(0, np.array(r), top)
     assert row.is_bound
     assert row.kl is not None
-    assert row.kl <= divergence(r, c) + 1e-6
+    assert row.kl <= divergence(r, c) + 1e-9
+    reverse = compare_top(0, np.array(r), top, is_top_reference=True)
+    assert reverse.kl is not None
+    assert reverse.kl <= divergence(c, r) + 1e-9
+
+
+def test_a_side_whose_tokens_hold_all_probability_differs_from_one_that_leaves_some():
+    # A server that cuts off what is improbable, and scales the rest up.
+    r = np.log([0.5, 0.3, 0.2])
+    top = {0: math.log(0.625), 1: math.log(0.375)}
+    row = compare_top(0, r, top)
+    assert row.kl == pytest.approx(0.8 * math.log(0.8) + 0.2 * math.log(0.2 / 1e-6))
+    # As the reference it is compared in its own favour: it has no other token that the candidate could lack.
+    assert compare_top(0, r, top, is_top_reference=True).kl == pytest.approx(-math.log(0.8))
+
+
+def test_the_divergence_is_that_of_the_candidate_from_the_reference_whichever_side_is_partial():
+    r, c = [0.5, 0.3, 0.2], [0.7, 0.2, 0.1]
+    top = {n: math.log(p) for n, p in enumerate(c)}
+    assert compare_top(0, np.log(r), top).kl == pytest.approx(divergence_of(r, c))
+    assert compare_top(0, np.log(r), top, is_top_reference=True).kl == pytest.approx(divergence_of(c, r))
+
+
+@pytest.mark.parametrize("rest", [0.0, 1e-9, 1e-7, 1e-5, 1e-2])
+def test_log_probabilities_rounded_to_32_bits_are_no_difference(rest: float):
+    random = np.random.default_rng(3)
+    for _ in range(50):
+        p = random.dirichlet(np.ones(40))
+        p = np.append(p * (1.0 - rest), np.full(10, rest / 10) if rest else [])
+        told = np.log(p).astype("<f4")
+        row = compare_top(0, np.log(p), {n: float(told[n]) for n in range(40)})
+        assert row.kl is not None
+        assert row.kl < 1e-6
 
 
 def test_most_probable_tokens_that_no_vocabulary_has_are_refused():

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stoker.core.errors import StageInputError
+from stoker.core.frozen import changed
 from stoker.crossval.ladder import Outcome, Parity
 from stoker.crossval.parity import compare_traces
 from stoker.crossval.trace import Trace, TraceHeader, TraceWriter, decode_from
@@ -18,6 +19,7 @@ np = pytest.importorskip("numpy")
 
 IDS = tuple(range(12))
 WIDTH, VOCAB, LAYERS = 8, 20, 3
+SHOWN = ("embd", "l_out-0", "l_out-1", "l_out-2")
 
 
 class Model:
@@ -32,7 +34,8 @@ class Model:
     def layer(self, number: int, values: Any) -> Any:
         return values @ (self.head if number == LAYERS else self.weights[number])
 
-    def trace(self, folder: Path, **changes: Any) -> Trace:
+    def trace(self, folder: Path, shown: Sequence[str] = SHOWN, **changes: Any) -> Trace:
+        """Write its trace, with these outputs in this order."""
         folder.mkdir()
         states = [self.embedding]
         for number in range(LAYERS):
@@ -41,7 +44,8 @@ class Model:
         with TraceWriter(str(folder)) as writer:
             for pos in range(len(IDS)):
                 writer.append("logits.f32", logits[pos].tobytes())
-                for name, state in zip(("embd", "l_out-0", "l_out-1", "l_out-2"), states, strict=True):
+                for name in shown:
+                    state = states[SHOWN.index(name)]
                     writer.put_layer(name, pos, len(IDS), state[pos].astype("<f4").tobytes())
             for pos in range(decode_from(len(IDS)), len(IDS)):
                 writer.append("decode.f32", logits[pos].tobytes())
@@ -193,3 +197,54 @@ def test_without_replay_the_layers_that_both_show_are_compared_and_the_head_is_s
     assert "with equal input" not in parity.first.text
     layers = next(step for step in parity.steps if step.name == "layers").layers
     assert [row.error > 1e-9 for row in layers] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("shown", "compared", "reason", "has_head"),
+    [
+        # As ONNX Runtime shows them: without the input of the first layer.
+        (SHOWN[1:], [1, 2], "layer 0 not compared: fake shows l_out-0, l_out-1, l_out-2", True),
+        (("l_out-2", "embd", "l_out-0"), [0], "layers 1, 2 not compared: fake shows l_out-2, embd, l_out-0", True),
+        (SHOWN[:2], [0], "layers 1, 2 not compared: fake shows embd, l_out-0", False),
+        (SHOWN[1:2], [], "layers 0, 1, 2 not compared: fake shows l_out-0", False),
+        ((), [], "fake shows no layers", False),
+    ],
+)
+def test_layers_are_replayed_by_their_names(
+    tmp_path: Path, shown: tuple[str, ...], compared: list[int], reason: str, has_head: bool
+):
+    model, reference = Model(), Model().trace(tmp_path / "r")
+    limits = {"head": 1e-10, "layer": 1e-9}
+    parity = compare_traces(model.trace(tmp_path / "c", shown), reference, replay=model.layer, changes=limits)
+    assert parity.outcome is Outcome.PASSED, parity.first
+    steps = {step.name: step for step in parity.steps}
+    assert [row.layer for row in steps["layers"].layers] == compared
+    assert steps["layers"].reason == reason
+    assert (steps["head"].outcome is Outcome.PASSED) == has_head
+
+
+def test_a_fault_is_located_although_the_first_layer_is_not_shown(tmp_path: Path):
+    ours, theirs = Model(), Model()
+    ours.weights[1][2, 3] += 0.01
+    sides = ours.trace(tmp_path / "a", SHOWN[1:]), theirs.trace(tmp_path / "b")
+    parity = compare_traces(*sides, replay=theirs.layer, changes={"head": 1e-10, "layer": 1e-9})
+    assert parity.first is not None
+    assert (parity.first.step, parity.first.layer) == ("layers", 1)
+    parity = compare_traces(*sides)
+    assert parity.first is not None
+    assert (parity.first.step, parity.first.layer) == ("layers", 1)
+    layers = next(step for step in parity.steps if step.name == "layers")
+    assert [(row.layer, row.name, row.error > 1e-9) for row in layers.layers] == [
+        (0, "l_out-0", False), (1, "l_out-1", True), (2, "l_out-2", True),
+    ]  # fmt: skip
+
+
+def test_layers_of_models_of_other_sizes_are_not_replayed(tmp_path: Path):
+    reference = Model().trace(tmp_path / "r", n_layers=LAYERS - 1)
+    parity = compare_traces(Model().trace(tmp_path / "c"), reference, replay=Model().layer, changes={"layer": 1e-9})
+    steps = {step.name: step for step in parity.steps}
+    assert [row.layer for row in steps["layers"].layers] == [0, 1]
+    assert steps["head"].outcome is Outcome.SKIPPED
+    reference.header = changed(reference.header, n_layers=LAYERS, width=WIDTH + 1)
+    parity = compare_traces(Trace(str(tmp_path / "c")), reference, replay=Model().layer)
+    assert {step.name for step in parity.steps if step.outcome is Outcome.SKIPPED} == {"layers", "head"}
