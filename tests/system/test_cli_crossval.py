@@ -127,7 +127,8 @@ def test_an_export_that_does_not_show_the_input_of_its_first_layer_is_compared_b
     pytest.importorskip("onnxscript", reason="onnxscript is not installed: nothing can export")
     done(shell, "fixtures", "--size", "tiny", "--output", "models/tiny", "--formats", "safetensors")
     # Its tokenizer is beside it.
-    export = [sys.executable, Path(__file__).parents[1] / "fakes/onnx_export.py", "models/tiny", "models/tiny/m.onnx"]
+    program = str(Path(__file__).parents[1] / "fakes" / "onnx_export.py")
+    export = [sys.executable, program, "models/tiny", "models/tiny/m.onnx"]
     subprocess.run(export, check=True, capture_output=True, cwd=shell.folder)
     words = ("--candidate", "onnx", "--reference", "torch", "--reference-model", "models/tiny")
     done(shell, "crossval", "--model", "models/tiny/m.onnx", *words, "--positions", "16", "--no-decode")

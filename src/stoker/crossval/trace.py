@@ -56,7 +56,7 @@ class TraceHeader:
     requested: Mapping[str, Any] = fresh(factory=dict)
     tokenizer_sha256: str = ""
     layers: tuple[str, ...] = ()
-    """Names of the outputs that are kept, in the order of `layers.f32`."""
+    """Names of the outputs that are kept, in the order in which they are stored."""
     width: int = 0
     has_decode: bool = False
     has_top: bool = False
