@@ -60,7 +60,9 @@ def test_one_program_runs_in_two_folders_and_any_format_goes_to_standard_output(
 
 def test_results_of_benchmarks_are_gated_but_their_times_are_not_decided(shell: Shell) -> None:
     for name in ("a", "b"):
-        done = shell.stoker("bench", "--runs", 4, "-o", f"{name}.bench.json", "--", "sh", "-c", "echo perplexity=10")
+        # Not so short that a busy machine makes it many times as long: that would be more than drift.
+        program = "sleep 0.3; echo perplexity=10"
+        done = shell.stoker("bench", "--runs", 4, "-o", f"{name}.bench.json", "--", "sh", "-c", program)
         assert done.code == 0, done.err
         assert "4 runs, memory" in done.out
     gate = ("gate", "--baseline", "a.bench.json", "--candidate", "b.bench.json")
@@ -204,7 +206,11 @@ def test_a_benchmark_on_another_machine_is_a_job_of_the_fleet(shell: Shell) -> N
     model.write_text("weights")
     sent = shell.stoker("bench", model, "--on", "lab1", "--runtime", "torch")
     assert (sent.code, "no coordinator" in sent.err) == (34, True)
-    (shell.folder / "fake.py").write_text(MODEL)
+    # Of tokens that come at once, only the mean time is known: these come one by one.
+    slow = MODEL.replace("            print(", "            time.sleep(0.05); print(").replace(
+        "import base64,", "import time, base64,"
+    )
+    (shell.folder / "fake.py").write_text(slow)
     words = ("model=m-2-t", "runtime=./fake.py", "runs=2", "decode=4", "--name", "model")
     measured = shell.stoker("run", "crossval/bench", *words)
     assert measured.code == 0, measured.err
