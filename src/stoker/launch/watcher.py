@@ -42,7 +42,7 @@ from stoker.launch.reconcile import MISSED_LOOKS, LookMemory, due_to_end, reconc
 from stoker.protocol.client import FleetClient
 from stoker.protocol.enrolment_messages import Ticket, ticket_to_text
 from stoker.protocol.launch_messages import MOST_AT_ONCE, AllocationMove, LaunchView
-from stoker.scheduler.launching import AnswerRequest, LaunchDecision, StartAllocations, decide
+from stoker.scheduler.launching import AnswerRequest, LaunchDecision, StartAllocations, decide, decided_together
 
 LOOK_S = 30.0
 """Time between two looks at a backend while nothing moves."""
@@ -179,7 +179,7 @@ class Watcher:
         self._lease(states)
         states = [state for state in states if state.pool.name in self._held]
         self._clean_removed(view, threads)
-        decision = _decide(states, view)
+        decision = _decide(decided_together(view.pools, view.now_s, held=self._held), view)
         for state in states:
             self._pools_seen[state.pool.name] = state.pool
             if state.pool.name not in busy:

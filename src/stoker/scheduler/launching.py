@@ -10,7 +10,7 @@ launcher, the dry run, `explain` and the simulation call it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from stoker.core.capability import Capability
 from stoker.core.device import MIB
@@ -159,6 +159,18 @@ def decide(
     )
 
 
+def decided_together(pools: Iterable[PoolState], now_s: float, *, held: Collection[str] = ()) -> list[PoolState]:
+    """Return the pools that start machines now: those in `held`, and those that another watcher serves.
+
+    Each watcher decides about all of them and starts machines of its own: no two start some for the same jobs.
+    """
+    return [
+        one
+        for one in pools
+        if one.pool.name in held or (one.watcher and one.watched_until_s >= now_s and not one.problem)
+    ]
+
+
 def offer_for(pool: Pool, name: str) -> NodeOffer:
     """Return what an idle machine of a pool would offer: by what the last ones had, else by its declaration."""
     shape = pool.shape
@@ -238,11 +250,9 @@ def explain_pools(  # noqa: PLR0913 - what a launcher decides by
     Without `is_reachable` only workers of this machine can join: the coordinator has no TLS.
     """
     verdicts = []
-    watchers = dict.fromkeys(state.watcher for state in pools)
-    # A watcher decides about all its pools together.
-    theirs = [[state for state in pools if state.watcher == one] for one in watchers]
-    joint = [decide(one, [waiting], allocations, now_s=now_s, machines=machines, requests=requests) for one in theirs]
-    starting = {start.pool for decision in joint for start in decision.starts}
+    together = decided_together(pools, now_s)
+    joint = decide(together, [waiting], allocations, now_s=now_s, machines=machines, requests=requests)
+    starting = {start.pool for start in joint.starts}
     for state in pools:
         pool = state.pool
         mine = [one for one in allocations if one.pool == pool.name]

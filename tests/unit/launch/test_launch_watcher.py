@@ -15,7 +15,7 @@ from stoker.core.clock import FakeClock
 from stoker.core.errors import InternalError, KitRefused, NoBackend
 from stoker.core.frozen import changed
 from stoker.core.machine import Demand, Requirements, SchedulableJob
-from stoker.core.pool import AllocationCause, AllocationState, Pool, PoolBackend, PoolShape, PoolState
+from stoker.core.pool import Allocation, AllocationCause, AllocationState, Pool, PoolBackend, PoolShape, PoolState
 from stoker.launch import watcher
 from stoker.launch.launchers import AllocationStatus, Log
 from stoker.launch.watcher import LEASE_S, Watcher, WatchSettings
@@ -38,7 +38,7 @@ class Bench:
         self.url = "https://desk:7717"
         self.watcher = self.new_watcher()
 
-    def new_watcher(self) -> Watcher:
+    def new_watcher(self, pools: Sequence[str] = ()) -> Watcher:
         self.starts += 1
         return Watcher(
             cast("Any", self.coordinator),
@@ -46,6 +46,7 @@ class Bench:
             WatchSettings(watcher=f"w{self.starts}", url=self.url, local_url="https://127.0.0.1:7717"),
             clock=self.clock,
             log=lambda kind, fields: self.log.append((kind, fields)),
+            pools=pools,
         )
 
     def want(self, jobs: int) -> None:
@@ -547,6 +548,27 @@ def test_the_lease_is_renewed_while_a_request_is_carried_out(bench: Bench, monke
     bench.coordinator.request("p", 1)
     bench.watcher.carry_out_requests("p")
     assert bench.states() == [S.SUBMITTED]
+
+
+@pytest.mark.parametrize("case", ["cheaper", "on its way", "broken", "gone"])
+def test_two_watchers_start_no_machines_for_the_same_jobs(bench: Bench, case: str) -> None:
+    until_s = bench.clock.wall_s() + (0.5 if case == "gone" else 3600.0)
+    dear = changed(POOL, cost_per_hour=1.0)
+    bench.coordinator.pools["p"] = changed(bench.coordinator.pools["p"], pool=dear)
+    q = changed(POOL, name="q", cost_per_hour=2.0 if case == "on its way" else 0.5)
+    problem = "login not reachable" if case == "broken" else ""
+    bench.coordinator.pools["q"] = PoolState(pool=q, watcher="another", watched_until_s=until_s, problem=problem)
+    if case == "on its way":
+        bench.coordinator.rows["00000a"] = Allocation(id="00000a", pool="q", state=S.WAITING, wanted=("train/1",))
+    bench.watcher = bench.new_watcher(["p"])
+    bench.want(1)
+    bench.turns(3, pass_s=1.0)
+    assert [row.pool for row in bench.coordinator.rows.values()] == {
+        "cheaper": [],
+        "on its way": ["q"],
+        "broken": ["p"],
+        "gone": ["p"],
+    }[case]
 
 
 def test_leases_are_not_written_at_every_turn_because_another_watcher_has_a_pool(bench: Bench) -> None:

@@ -26,7 +26,15 @@ from stoker.core.pool import (
     PoolState,
     staying,
 )
-from stoker.scheduler.launching import CUT_OFF, LaunchDecision, decide, detected_shape, explain_pools, offer_for
+from stoker.scheduler.launching import (
+    CUT_OFF,
+    LaunchDecision,
+    decide,
+    decided_together,
+    detected_shape,
+    explain_pools,
+    offer_for,
+)
 
 NOW_S = 100_000.0
 CPU = Pool(name="cpu", backend=PoolBackend.SLURM, each=PoolShape(cpu_cores=4, slots=2), max=8, backlog=8)
@@ -393,9 +401,24 @@ def test_of_several_pools_only_those_that_are_used_are_about_to_be_requested() -
 
     about, other = "a machine of it is about to be requested", "a machine of it would fit; another pool is used first"
     assert texts() == {"dear": other, "cheap": about}
-    assert texts(watcher="another") == {"dear": about, "cheap": about}, "each decides by itself"
+    assert texts(watcher="another") == {"dear": other, "cheap": about}, "whoever watches them"
+    assert texts(watcher="")["cheap"] == about
     coming = live(AllocationState.WAITING, pool="cheap", age_s=40.0)
     assert texts(coming) == {"dear": other, "cheap": "requested 40s ago"}
+
+
+def test_pools_that_start_machines_now_are_decided_together() -> None:
+    watched: dict[str, Any] = {"watcher": "w", "watched_until_s": NOW_S + 60}
+    given = {
+        "other": PoolState(pool=CPU, **watched),
+        "late": PoolState(pool=CPU, watcher="w", watched_until_s=NOW_S - 1),
+        "nobody": PoolState(pool=CPU),
+        "broken": PoolState(pool=CPU, problem="login not reachable", **watched),
+        "mine": PoolState(pool=CPU, problem="login not reachable", **watched),
+    }
+    states = [changed(state, pool=changed(CPU, name=name)) for name, state in given.items()]
+    assert [one.pool.name for one in decided_together(states, NOW_S)] == ["other"]
+    assert [one.pool.name for one in decided_together(states, NOW_S, held=["mine"])] == ["other", "mine"]
 
 
 def test_the_pool_that_helps_soonest_comes_first() -> None:
