@@ -50,6 +50,8 @@ class TensorComparison:
     first: tuple[int, ...] = ()
     """Where the first one is in the reference's tensor."""
     max_abs: float = 0.0
+    largest: float = 0.0
+    """The largest value of the reference, without its sign, in the blocks whose values were compared."""
     nmse: float = 0.0
     """Sum of squared differences, divided by that of the reference's values, in the blocks that differ."""
     text: str = ""
@@ -222,6 +224,7 @@ class _PairReading:
         self._different = 0
         self._first = -1
         self._max_abs = 0.0
+        self._largest = 0.0
         self._squares = [0.0, 0.0]
         self._is_same = True
 
@@ -303,6 +306,8 @@ class _PairReading:
         import numpy as np
 
         exact, other = wanted.astype(np.float64), found.astype(np.float64)
+        if exact.size:
+            self._largest = max(self._largest, float(exact.max()), -float(exact.min()))
         different = np.flatnonzero((found != wanted) & ~(np.isnan(other) & np.isnan(exact)))
         if not different.size:
             return
@@ -328,6 +333,7 @@ class _PairReading:
             different=self._different,
             first=_place(self._first, two.shape) if is_placed else (),
             max_abs=self._max_abs,
+            largest=self._largest,
             nmse=nmse if isfinite(nmse) else inf,
             text=text,
         )
