@@ -97,5 +97,5 @@ def with_changes(limits: Limits, changes: Mapping[str, float]) -> Limits:
             most = "at most 1" if name == "top1" else "finite"
             faults.append(Diagnostic(f"--limit {name}={value}", f"must be 0 or more, and {most}"))
     if faults:
-        raise InvalidArgs("these limits are not possible", faults=tuple(faults))
+        raise InvalidArgs("; ".join(map(str, faults)), faults=tuple(faults))
     return changed(limits, tier=f"{limits.tier}, changed", **changes) if changes else limits

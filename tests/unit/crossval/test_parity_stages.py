@@ -54,7 +54,16 @@ def test_a_model_by_its_file_of_weights_is_its_folder(tmp_path: Path):
     assert whole_model(str(tmp_path / "missing" / "model.safetensors")).endswith("model.safetensors")
 
 
-@pytest.mark.parametrize("limits", [{"kl": float("inf")}, {"nmse": float("nan")}, {"no": 1.0}])
-def test_limits_that_no_receipt_can_hold_are_refused_before_anything_runs(tmp_path: Path, limits: dict[str, float]):
-    with pytest.raises(InvalidArgs):
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"kl": float("inf")}, "--limit kl=inf: must be 0 or more, and finite"),
+        ({"nmse": float("nan")}, "--limit nmse=nan: must be"),
+        ({"no": 1.0}, "--limit no: there is no such limit"),
+    ],
+)
+def test_limits_that_no_receipt_can_hold_are_refused_before_anything_runs(
+    tmp_path: Path, limits: dict[str, float], words: str
+):
+    with pytest.raises(InvalidArgs, match=words):
         parity.compile(ParityArgs(candidate=str(tmp_path), limits=limits))
