@@ -81,7 +81,7 @@ GRAMMAR = Grammar(
             value="N",
             read=whole(2),
             help="maximum tokens of a conversation, for which memory is reserved (default: "
-            f"{_CONTEXT:,}, or what the base reads)",
+            f"{_CONTEXT:,} or what the base reads, whichever is less; with --on what the base reads)",
         ),
         Option(
             "--temperature",

@@ -147,7 +147,9 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise BadInput(f"{path}: not supported: {', '.join(odd)}", hint="merge it with PEFT: merge_and_unload()")
     if not _keeps_base(start := config.get("init_lora_weights")):
         message = f"{path}: not supported: init_lora_weights={shown(repr(start))}, which changes the base"
-        raise BadInput(message, hint="save it with PEFT's path_initial_model_for_weight_conversion")
+        raise BadInput(
+            message, hint="save it with PEFT's path_initial_model_for_weight_conversion, or merge it with PEFT"
+        )
     rank, alpha, dropout = config.get("r"), config.get("lora_alpha"), config.get("lora_dropout") or 0.0
     if type(rank) is not int or not 1 <= rank <= _LARGEST_RANK or not _is_number(alpha):
         message = f"{path}: r={shown(repr(rank))}, lora_alpha={shown(repr(alpha))}: not a rank and a number"

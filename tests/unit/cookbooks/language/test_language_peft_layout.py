@@ -139,7 +139,7 @@ def test_an_adapter_whose_beginning_changes_the_base_is_refused(tmp_path, start)
     )
     with pytest.raises(BadInput, match=r"init_lora_weights=.*, which changes the base") as refused:
         read_config(tmp_path)
-    assert refused.value.hint == "save it with PEFT's path_initial_model_for_weight_conversion"
+    assert refused.value.hint == "save it with PEFT's path_initial_model_for_weight_conversion, or merge it with PEFT"
 
 
 @pytest.mark.parametrize("start", [None, True, False, "gaussian", "eva", "orthogonal", "mica"])
