@@ -6,9 +6,10 @@
 
 The base is a Llama of 1.1 G parameters with random weights in bf16; adapters have rank 16 on all seven linears; a row
 has 512 tokens. `sides/adapters_peft.py` and `sides/adapters_company.py` measure, part by part; `sides/adapters_run.py`
-measures what a whole `stoker run` makes of it. Each side's best window decides. PEFT makes an adapter in fp32; in bf16
-it is quicker and learns with less precision; ours have fp32 masters. Compiled PEFT and its processes have adapters in
-bf16.
+measures what a whole `stoker run` makes of it, `sides/adapters_nf4.py` bases in four bits, and
+`sides/adapters_general.py` bases that transformers computes. Each side's best window decides. PEFT makes an adapter in
+fp32; in bf16 it is quicker and learns with less precision; ours have fp32 masters. Compiled PEFT and its processes have
+adapters in bf16.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ MEMORY = 0.45
 WITHIN = 1.15
 EVALUATED = 1 / 0.9
 FOUR_BITS = 1 / 0.75
+GENERAL = 1 / 2
 UNIFORM = {
     "32x512": ("32 adapters", "8x512"),
     "ranks-512": ("ranks 8, 16 and 64 together", "8x512"),
@@ -62,7 +64,9 @@ Parts = dict[str, dict[str, Any]]
 
 
 def main() -> int:
-    measure = recordings.by_sides("adapters_peft.py", "adapters_company.py", "adapters_run.py", "adapters_nf4.py")
+    measure = recordings.by_sides(
+        "adapters_peft.py", "adapters_company.py", "adapters_run.py", "adapters_nf4.py", "adapters_general.py"
+    )
     bench, recording = recordings.start("adapters_gpu", str(__doc__), "adapters_h200.json", measure)
     told = recording.told
     peft, company = _figures(told.get("peft", {}), "peft"), _figures(told.get("company", {}), "company")
@@ -72,6 +76,7 @@ def main() -> int:
     for name in sorted(name for name in told if name.startswith("run ")):
         _whole_runs(bench, told[name], {"mixed-2048": WHOLE["mixed-2048"]}, f"{name.removeprefix('run ')}, ")
     _four_bits(bench, told.get("nf4", {}))
+    _general(bench, told.get("general", {}))
     _memory(bench, peft, company)
     _context(bench, told)
     _rungs(bench, told.get("company", {}))
@@ -149,6 +154,13 @@ def _four_bits(bench: Benchmark, parts: Parts) -> None:
         bench.rows.append(_seconds_row(asked, "the same base in bf16", ours, theirs, FOUR_BITS))
     taken = parts.get("nf4-512", {}).get("base_bytes")
     bench.rows.append(row(f"{question}: GB of the base", "5.6 GB", taken / 1e9 if taken else None, 5.6, 1.0))
+
+
+def _general(bench: Benchmark, parts: Parts) -> None:
+    for family in sorted({name.partition("-")[0] for name in parts}):
+        ours, theirs = (_seconds(parts.get(f"{family}-{way}")) for way in ("together", "peft"))
+        question = f"8 adapters over a base like {family}, general path, 2,048 tokens of each in a step: 1 M tokens"
+        bench.rows.append(_seconds_row(question, "PEFT in bf16, one after another", ours, theirs, GENERAL))
 
 
 def _rungs(bench: Benchmark, company: Parts) -> None:

@@ -1,24 +1,30 @@
 """On a machine with a GPU: adapters over bases that transformers computes, eight at once and one by one in PEFT.
 
-    PYTHONPATH=src python benchmarks/sides/adapters_general.py [--tiny] [FAMILY …]
+    PYTHONPATH=src python benchmarks/sides/adapters_general.py OUT.json [--only PART,PART] [--limit SECONDS] [--tiny]
 
-Of each family (gemma, gpt2) a base with random weights in bf16, adapters of rank 16 on all linear layers, rows of 512,
-2,048 tokens of each adapter in a step. Prints a line of JSON for each: tokens per second of eight members together, and
-of one adapter in PEFT without a compiler, which is what eight of them have one after another; seconds are the best of
-several windows. `--tiny`: on the CPU, to try the script.
+    gemma-together, gpt2-together   eight members at once
+    gemma-peft, gpt2-peft           one adapter in PEFT without a compiler: what eight have one after another
+
+Of each family a base with random weights in bf16, adapters of rank 16 on all linear layers, rows of 512, 2,048 tokens
+of each adapter in a step.
 """
 
 from __future__ import annotations
 
-import gc
-import json
+import argparse
 import sys
-import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
-MEMBERS, RANK, ROW, TOKENS = 8, 16, 512, 2048
-WINDOWS, STEPS = 3, 4
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
+import gpu_parts  # noqa: E402 - found by the line above, from wherever this is started
+from adapters_cases import MEMBERS, RANK  # noqa: E402 - the same
+from adapters_cases import SEQUENCE as ROW  # noqa: E402 - the same
+from gpu_parts import Say  # noqa: E402 - the same
+
+TOKENS = 2048
 BASES: dict[str, dict[str, Any]] = {
     "gemma": {"hidden_size": 2048, "intermediate_size": 16384, "num_hidden_layers": 18, "num_attention_heads": 8,
               "num_key_value_heads": 1, "head_dim": 256, "vocab_size": 256000},
@@ -34,16 +40,22 @@ SMALL: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def main(families: list[str], *, tiny: bool) -> None:
-    for family in families or list(BASES):
-        told: dict[str, Any] = {"family": family}
-        for way in (_together, _by_peft):
-            step, tokens = way(_module(family, tiny=tiny), "cpu" if tiny else "cuda")
-            told |= {f"{way.__name__[1:]}_{name}": value for name, value in _rate(step, tokens, tiny=tiny).items()}
-            del step
-            gc.collect()
-        told["ratio"] = round(told["together_tokens_per_s"] / told["by_peft_tokens_per_s"], 2)
-        print(json.dumps(told), flush=True)
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    given = gpu_parts.parse(parser)
+    parts: dict[str, gpu_parts.Part] = {
+        f"{family}-{way}": partial(measure, family, made, tiny=given.tiny)
+        for family in BASES
+        for way, made in (("together", _together), ("peft", _by_peft))
+    }
+    return gpu_parts.run_parts("general", parts, given.only or list(parts), given)
+
+
+def measure(family: str, made: Callable[[Any, str], tuple[Callable[[], Any], int]], say: Say, *, tiny: bool) -> None:
+    device = "cpu" if tiny else "cuda"
+    step, tokens = made(_module(family, tiny=tiny), device)
+    for name, value in gpu_parts.rate(step, tokens, device=device, warm=3, window_s=0.2 if tiny else 2.0).items():
+        say(name, value)
 
 
 def _module(family: str, *, tiny: bool) -> Any:
@@ -105,25 +117,5 @@ def _by_peft(module: Any, device: str) -> tuple[Callable[[], Any], int]:
     return step, TOKENS
 
 
-def _rate(step: Callable[[], Any], tokens: int, *, tiny: bool) -> dict[str, float]:
-    """Return the best of several windows. Each step reads its losses, so the device is done with it."""
-    import torch
-
-    for _ in range(3):
-        step()
-    best_s = float("inf")
-    for _ in range(WINDOWS):
-        begun = time.perf_counter()
-        for _ in range(1 if tiny else STEPS):
-            step()
-        best_s = min(best_s, (time.perf_counter() - begun) / (1 if tiny else STEPS))
-    found = {"tokens_per_s": round(tokens / best_s, 1), "step_s": round(best_s, 4)}
-    if not tiny:
-        found["peak_gib"] = round(torch.cuda.max_memory_reserved() / 2**30, 2)
-        torch.cuda.reset_peak_memory_stats()
-        torch.cuda.empty_cache()
-    return found
-
-
 if __name__ == "__main__":
-    main([word for word in sys.argv[1:] if not word.startswith("--")], tiny="--tiny" in sys.argv)
+    sys.exit(main())

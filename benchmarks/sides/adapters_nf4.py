@@ -50,11 +50,16 @@ def measure(kept: str, size: int, say: Say, *, tiny: bool) -> None:
 class _RandomFiles:
     """Weights of any name and shape, made on the device: no file is read."""
 
+    is_quantised = False
+
     def __init__(self, device: str, dtype: Any) -> None:
         self._how = {"device": device, "dtype": dtype}
 
     def has(self, name: str) -> bool:
         return not name.endswith(".bias")
+
+    def saved(self, _name: str, *_shape: int) -> None:
+        """Return None: nothing is quantised on disk."""
 
     def read(self, name: str, *shape: int) -> Any:
         import torch

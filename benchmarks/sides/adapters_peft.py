@@ -39,8 +39,8 @@ FITS = {8192: (6, 5, 4)}
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     given = gpu_parts.parse(parser)
-    import peft  # noqa: F401 - the parts are forked from here and find it imported
-    from transformers.models.llama import modeling_llama  # noqa: F401 - the same
+    # The parts are forked from here and find it imported. Not so PEFT: with bitsandbytes it touches the GPU.
+    from transformers.models.llama import modeling_llama  # noqa: F401
 
     side = Side(tiny=given.tiny)
     usual: dict[str, gpu_parts.Part] = {
@@ -124,6 +124,7 @@ class Side:
         say("built_s", built_s)
         found = [self._rate(self._step(model, size), size)]
         say("plain", found[0])
+        say(str(size), found[0])
         try:
             step = self._step(model, size, torch.compile(model, dynamic=False))
             for _ in range(4):

@@ -8,6 +8,7 @@
     apart-2048                  the same, and each adapter sees them in an order of its own
     mixed-2048                  ranks 8, 16, 32 and 64, texts of 60 to 1,000 tokens packed into two rows of 1,024, a
                                 twentieth held out and evaluated every 40 updates: what a user's run does
+    nf4-512                     like 8x512, over the base in four bits, while another process leaves 24 GB of the card
     engine-512, -2048, -8192    the engine alone at 8x512 and so on, for comparison
 
 `--shape` takes a base of another shape (`adapters_cases.SHAPES`); what is told of it is below its name. Stoker must be
@@ -27,6 +28,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -61,6 +64,9 @@ class Case:
     """0: by the size."""
     tried: tuple[str, ...] = ("lr=" + ",".join(f"{1 + number}e-5" for number in range(MEMBERS)), f"rank={RANK}")
     looks: tuple[str, ...] = ONCE
+    more: tuple[str, ...] = ()
+    room_bytes: int = 0
+    """What another process leaves of the device, with the context of the driver; 0: all."""
 
 
 def main() -> int:
@@ -77,6 +83,7 @@ def main() -> int:
         "apart-2048": Case(
             size=2048, words=RAGGED, tried=("seed=" + ",".join(map(str, range(MEMBERS))), f"rank={RANK}")
         ),
+        "nf4-512": Case(size=512, updates=100, more=("base_dtype=nf4",), room_bytes=24 * 10**9),
         "mixed-2048": Case(
             size=2048,
             words=LONG,
@@ -120,11 +127,12 @@ def run(base: Path, case: Case, say: Say, *, tiny: bool) -> None:
         asked = (f"base={base}", f"data={data}", *tried, f"max_seq_len={case.sequence}")
         updates = (case.updates or UPDATES[case.size]) // (20 if tiny else 1)
         sizes = (f"batch={case.size // case.sequence}", f"steps={updates}", f"gpus={int(not tiny)}")
-        how = (f"packing={str(case.is_packed).lower()}", *OPTIONS, *case.looks)
+        how = (f"packing={str(case.is_packed).lower()}", *OPTIONS, *case.looks, *case.more)
         command = [sys.executable, "-m", "stoker", "run", "language/lora", *asked, *sizes, *how, "--json"]
         begun = time.perf_counter()
         settings = {**os.environ, "STOKER_HOME": f"{scratch}/home"}
-        done = subprocess.run(command, cwd=scratch, env=settings, capture_output=True, text=True, check=False)
+        with _leaving(0 if tiny else case.room_bytes):
+            done = subprocess.run(command, cwd=scratch, env=settings, capture_output=True, text=True, check=False)
         say("whole_s", time.perf_counter() - begun)
         say("exit_code", done.returncode)
         events = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -142,6 +150,31 @@ def run(base: Path, case: Case, say: Say, *, tiny: bool) -> None:
         list(dict.fromkeys(event["text"] for event in events if event["kind"] == "stage_told")),
     )
     say("first_update_s", _first_update_s(events))
+
+
+@contextmanager
+def _leaving(room_bytes: int) -> Iterator[None]:
+    """Let another process take all of the device but so much; 0: take nothing."""
+    if not room_bytes:
+        yield
+        return
+    holder = subprocess.Popen(
+        [sys.executable, "-c", _HOLDER, str(room_bytes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with holder:
+        assert holder.stdout is not None
+        holder.stdout.readline()
+        yield
+        holder.communicate()
+
+
+_HOLDER = """
+import sys, torch
+torch.zeros(1, device="cuda")
+held = torch.empty(torch.cuda.mem_get_info()[0] - int(sys.argv[1]), dtype=torch.uint8, device="cuda")
+print(flush=True)
+sys.stdin.read()
+"""
 
 
 def _rate(events: list[dict[str, Any]], node: str, tokens: float) -> float:

@@ -121,7 +121,7 @@ def rate(step: Callable[[], Any], tokens: int, *, device: str, warm: int = 4, wi
     begun = time.perf_counter()
     step()
     synchronise(device)
-    count = max(3, int(window_s / (time.perf_counter() - begun)))
+    count = max(3 if window_s > 1 else 1, int(window_s / (time.perf_counter() - begun)))
     rates = []
     for _ in range(ROUNDS):
         begun = time.perf_counter()

@@ -481,7 +481,7 @@ def on_gpu_bytes(whole: FullTrainingSpec) -> int:
     """Estimate the memory on a device, with the context of such a device."""
     estimated = estimate(whole.training, gpu=next(iter(surroundings().rooms()), ""))
     if whole.ranks == 1 and not whole.base.shape.counted:
-        return estimated.total_bytes + whole.masters_bytes
+        return estimated.total_bytes + whole.masters_bytes + whole.block_gradient_bytes
     passes_bytes = sum(map(estimated.term, (*_OF_PASSES, "fragmentation", "context"))) + whole.block_gradient_bytes
     whole_bytes = whole.narrow_bytes if whole.ranks == 1 else whole.together_bytes
     return passes_bytes + whole_bytes + -(-whole.state_bytes // whole.ranks)
