@@ -160,7 +160,7 @@ def _setup(call: CommandContext, found: Sequence[ChatSource], given: dict[str, A
     is_whole = not found[0].is_adapter
     base = find_base(str(found[0].folder), use="used") if is_whole else _base(call, found, given["over"])
     on_gpu = bool(call.parts.devices) and not given["cpu"]
-    choices = settled_choices(call, found)
+    choices = settled_choices(call, found, base)
     return ChatSetup(
         base=base,
         models=tuple(models),

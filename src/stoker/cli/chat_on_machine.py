@@ -15,12 +15,13 @@ from stoker.cli.screens import busy
 from stoker.config.interpolation import literal
 from stoker.config.values import text_of
 from stoker.cookbooks.language.arguments import SAMPLE
-from stoker.core.errors import BadInput, InvalidTransition, Usage
+from stoker.core.errors import BadInput, InvalidTransition, StokerError, Usage
 from stoker.core.text import outside
 from stoker.host.durable import temp_folder
 from stoker.jobs.request import JobRequest
 
 if TYPE_CHECKING:
+    from stoker.cookbooks.language.bases import TrainableBase
     from stoker.cookbooks.language.schemas import AnswersRecord
 
 
@@ -31,7 +32,7 @@ def answer_on_machine(call: CommandContext, given: dict[str, Any]) -> int:
         found = all_found(call, given, Path(scratch))
         is_whole = not found[0].is_adapter
         base = str(found[0].folder) if is_whole else _word_of_base(found, given["over"])
-        choices = settled_choices(call, found)
+        choices = settled_choices(call, found, _base_here(base))
         values = {
             "base": base,
             "names": [] if is_whole else [one.name for one in found],
@@ -81,6 +82,15 @@ def _word_of_base(found: Sequence[ChatSource], over: str | None) -> str:
         message = f"{found[0].name} is over {outside(words[0])}, {found[other].name} over {outside(words[other])}"
         raise BadInput(message, hint="chat with one at a time, or name the base of both: --over BASE")
     return words[0]
+
+
+def _base_here(word: str) -> TrainableBase | None:
+    from stoker.cookbooks.language.checks import find_base
+
+    try:
+        return find_base(word, use="used")
+    except StokerError:
+        return None
 
 
 def _answers_of(

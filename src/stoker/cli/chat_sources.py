@@ -21,6 +21,7 @@ from stoker.views.text_tables import near_path
 
 if TYPE_CHECKING:
     from stoker.api.fleet_job import FleetJob
+    from stoker.cookbooks.language.bases import TrainableBase
     from stoker.cookbooks.language.chat import BaseChoices
     from stoker.core.job import JobSpec
 
@@ -110,11 +111,17 @@ def _is_model(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (ADAPTER_CONFIG, _MODEL))
 
 
-def settled_choices(call: CommandContext, found: Sequence[ChatSource]) -> BaseChoices:
-    """Return how the base is computed: as in the trainings. Notes where these differ from each other."""
-    from stoker.cookbooks.language.chat import agreed_choices, trained_with
+def settled_choices(call: CommandContext, found: Sequence[ChatSource], base: TrainableBase | None) -> BaseChoices:
+    """Return how the base is computed: as in the trainings. Notes where these differ, or the base can't be so.
+
+    Without a base here, it is checked where the answers are made.
+    """
+    from stoker.cookbooks.language.chat import agreed_choices, choices_over, trained_with
 
     choices, notes = agreed_choices({one.name: trained_with(one.folder) for one in found})
+    if base is not None:
+        choices, odd = choices_over(base, choices)
+        notes += odd
     for note in notes:
         call.out.note(f"note: {outside(note)}")
     return choices

@@ -86,10 +86,12 @@ def answer_needs(base: TrainableBase, load: Load, models: int, *, gpus: int) -> 
     return Needs(gpu=gpus, vram_gib=total_gib, shares=True) if gpus else Needs(memory_gib=total_gib)
 
 
-def answers_too_large(base: TrainableBase, load: Load, models: int, *, gpus: int) -> InsufficientDeviceMemory | None:
-    """Return why no device here can hold so many models, and what would fit; empty if one can.
+def answers_too_large(
+    base: TrainableBase, load: Load, models: int, *, gpus: int, context: str = "context="
+) -> InsufficientDeviceMemory | None:
+    """Return why no device here can hold so many models, and what would fit; None if one can.
 
-    Without a GPU, RAM counts. Memory of unknown size is not checked.
+    Without a GPU, RAM counts. Memory of unknown size is not checked. `context`: how its user asks for less.
     """
     rooms = rooms_here(gpus=gpus)
     if not rooms:
@@ -103,7 +105,7 @@ def answers_too_large(base: TrainableBase, load: Load, models: int, *, gpus: int
         shorter = largest_fit(room_bytes, fewer_tokens(load.tokens), lambda tokens: takes(models, tokens))
         return [
             *(
-                SmallerOption(change=f"context={tokens} (instead of {load.tokens})", total_bytes=taken)
+                SmallerOption(change=f"{context}{tokens} (instead of {load.tokens})", total_bytes=taken)
                 for tokens, taken in shorter
             ),
             *(

@@ -29,13 +29,13 @@ from stoker.cookbooks.language.checks import LanguageArgsChecker
 from stoker.cookbooks.language.conversations import ConversationTemplate, end_tokens
 from stoker.cookbooks.language.kinds import Answers
 from stoker.cookbooks.language.memory_needs import Load, is_general, load_over
-from stoker.cookbooks.language.peft import adapter_files, is_dora, read_config
+from stoker.cookbooks.language.peft import adapter_files, adapter_header, is_dora, modules_of, read_config
 from stoker.cookbooks.language.reading import ChatMessage
 from stoker.cookbooks.language.sample import ANSWERING, Sampler, is_chat, open_slots, slot_logits
 from stoker.cookbooks.language.schemas import ANSWERS, TRAINING, AnswersRecord, CompletionSample, read_training
 from stoker.core import jsontext
 from stoker.core.errors import BadInput
-from stoker.core.frozen import frozen
+from stoker.core.frozen import changed, frozen
 
 _CHOICES = {"dtype": get_args(Dtype), "base_dtype": get_args(BaseDtype), "path": get_args(BasePath)}
 BASE_NAME = "base"
@@ -88,6 +88,22 @@ def agreed_choices(named: Mapping[str, BaseChoices]) -> tuple[BaseChoices, tuple
     return BaseChoices(**agreed), tuple(notes)
 
 
+def choices_over(base: TrainableBase, choices: BaseChoices) -> tuple[BaseChoices, tuple[str, ...]]:
+    """Return the choices of trainings that this base can take, and what it can't, for the user."""
+    on_disk, odd = f"it is {base.quantised} on disk", {}
+    if base.quantised != "auto" and choices.base_dtype not in ("auto", base.quantised):
+        odd["base_dtype"] = on_disk
+    if base.quantised != "auto" and choices.path == "general":
+        odd["path"] = on_disk
+    if base.differs and choices.path == "fast":
+        odd["path"] = base.differs
+    notes = [
+        f"trained with {name}={getattr(choices, name)}, which {base.name} can't take ({why}): answers with {name}=auto"
+        for name, why in odd.items()
+    ]
+    return changed(choices, **dict.fromkeys(odd, "auto")), tuple(notes)
+
+
 @frozen
 class ChatSetup:
     """The models that answer, and how they do."""
@@ -128,7 +144,7 @@ def chat_needs(setup: ChatSetup) -> Needs:
         setup.base, setup.models, setup.context, dtype=setup.dtype, base_dtype=setup.base_dtype, path=setup.path
     )
     gpus, count = int(setup.on_gpu), len(setup.models)
-    if (short := answers_too_large(setup.base, load, count, gpus=gpus)) is not None:
+    if (short := answers_too_large(setup.base, load, count, gpus=gpus, context="--context ")) is not None:
         raise short
     return answer_needs(setup.base, load, count, gpus=gpus)
 
@@ -143,14 +159,16 @@ def chat_load(
     path: BasePath,
 ) -> Load:
     """Return the load of valid models and their longest conversation, by which memory is estimated."""
-    configs = [read_config(one.adapter) for one in models if one.adapter is not None]
+    folders = [one.adapter for one in models if one.adapter is not None]
+    configs = [read_config(one) for one in folders]
+    copies = [modules_of(one, adapter_header(one).tensors, said)[1] for one, said in zip(folders, configs, strict=True)]
     return load_over(
         base,
         base_dtype=base_dtype,
         path=path,
         rank=max([one["r"] for one in configs], default=1),
         dora=any(map(is_dora, configs)),
-        whole=len({name for one in configs for name in one.get("modules_to_save") or ()}),
+        whole=len({name.rpartition(".")[2] for one in copies for name in one}),
         targets=(ALL_LINEAR,),
         rows=1,
         tokens=tokens,

@@ -257,7 +257,7 @@ class LanguageArgsChecker:
         if base is not None and self._judges:
             self._fit(modules, {name: one.shape for name, one in header.tensors.items()}, config, base)
             sizes = {name: [header.tensors[one].shape for one in of] for name, of in whole.items()}
-            self._fit_whole(sizes, base)
+            self._fit_whole(sizes, base, is_tied=bool(config.get("ensure_weight_tying")))
         return folder
 
     def _fit(
@@ -290,8 +290,14 @@ class LanguageArgsChecker:
                 self.note("adapter", message, "use the base that it was trained on")
                 return
 
-    def _fit_whole(self, sizes: Mapping[str, list[tuple[int, ...]]], base: TrainableBase) -> None:
-        """Add a fault for each module of an adapter's own that is not the base's embedding or head."""
+    def _fit_whole(self, sizes: Mapping[str, list[tuple[int, ...]]], base: TrainableBase, *, is_tied: bool) -> None:
+        """Add a fault for each module of an adapter's own that is not the base's embedding or head.
+
+        `is_tied`: the adapter was trained with both as one, if they are in its base.
+        """
+        if is_tied and len(sizes) == 1 and base.shape.is_tied:
+            message = f"no weight of the module tied to {shown(next(iter(sizes)))}, a module to save"
+            self.note("adapter", message, "copy the adapter again, or train it again")
         words, hidden = base.shape.vocabulary, base.shape.hidden
         known = named_as(_outer_names(base), sizes) if sizes else {}
         for module, found_sizes in sizes.items():

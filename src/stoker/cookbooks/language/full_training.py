@@ -63,7 +63,8 @@ class FullTraining:
         self._resume()
         self._reported_s = self._kept_s = self._clock.monotonic_s()
         self._kept_update = member.update
-        ends = member.update >= member.updates
+        # A checkpoint may be of the update after which the training stopped early.
+        ends = member.update >= member.updates or should_stop(member.judged, member.args.patience)
         try:
             while not ends:
                 member.attempt.job.check()

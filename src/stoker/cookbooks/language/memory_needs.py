@@ -495,7 +495,7 @@ def on_cpu_bytes(whole: FullTrainingSpec) -> int:
     """
     every_bytes, read_bytes, ranks = whole.copy_bytes, whole.base.size_bytes, whole.ranks
     estimated = estimate(whole.training)
-    passes_bytes = sum(map(estimated.term, _OF_PASSES))
+    passes_bytes = sum(map(estimated.term, _OF_PASSES)) + whole.block_gradient_bytes
     wide_bytes = whole.state_bytes + whole.narrow_bytes
     learning_bytes = wide_bytes + ranks * passes_bytes + (ranks * whole.together_bytes if ranks > 1 else 0)
     writing_bytes = wide_bytes + min(read_bytes, SHARD_BYTES) + (every_bytes if ranks > 1 else 0)

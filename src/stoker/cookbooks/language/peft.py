@@ -220,8 +220,6 @@ def modules_of(
         raise BadInput(f"{folder / ADAPTER_WEIGHTS}: {what}", hint=_AGAIN)
     lacking = [module for module, found in parts.items() if "weight" not in found]
     lacking += [one for one in saved if not any(module.endswith(one) for module in parts)]
-    if is_tied and len(parts) == 1:
-        lacking.append(f"the module tied to {next(iter(parts))}")
     if lacking:
         raise BadInput(f"{folder / ADAPTER_WEIGHTS}: no weight of {shown(lacking[0])}, a module to save", hint=_AGAIN)
     whole = {

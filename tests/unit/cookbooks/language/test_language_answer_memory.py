@@ -44,6 +44,8 @@ def test_slots_for_answers_hold_no_moments_and_no_gradients_and_answer_the_same(
     tokens = torch.tensor([list(b"what do they say?")])
     for slot in range(4):
         assert torch.equal(answers.logits(slot, tokens), trains.logits(slot, tokens))
+    alone = Slots(base, count=1, rank=2, targets=targets, trains=False)
+    assert torch.allclose(answers.logits(3, tokens), alone.logits(0, tokens), atol=1e-5)
     with pytest.raises(TypeError, match="no memory for training"):
         answers.adapter(0)
 
@@ -107,6 +109,6 @@ def test_what_fits_no_device_is_refused_with_what_would(tmp_path: Path) -> None:
     ):
         chat_needs(setup)
     assert "2 at once (instead of 3)" in caught.value.hint
-    assert "context=" in caught.value.hint
+    assert "--context " in caught.value.hint
     with surrounded_by(card_of(sizes[1])):
         assert chat_needs(setup).vram_gib == pytest.approx(sizes[1] / GIB)

@@ -18,6 +18,7 @@ from stoker.cookbooks.language.chat import (
     ChatSession,
     ChatSetup,
     agreed_choices,
+    choices_over,
     trained_with,
 )
 from stoker.cookbooks.language.checks import find_base
@@ -26,6 +27,7 @@ from stoker.cookbooks.language.reading import ChatMessage, InvalidLines, read_te
 from stoker.cookbooks.language.sample import Sampler
 from stoker.cookbooks.language.schemas import LanguageTrainingRecord, read_answers
 from stoker.core.errors import BadInput
+from stoker.core.frozen import changed
 from tests.later import imported_later
 
 pytest.importorskip("tokenizers")
@@ -242,6 +244,22 @@ def test_a_base_is_computed_as_in_the_training_and_what_differs_is_noted(tmp_pat
         "trained with another base_dtype (b with nf4): all answer with base_dtype=auto",
         "trained with another path (b with general): all answer with path=auto",
     )
+
+
+def test_what_a_base_can_not_take_of_a_training_is_left_out_and_noted(tmp_path: Path) -> None:
+    plain = find_base(str(write_base(tmp_path / "base", TinyShape())))
+    on_disk, other = changed(plain, quantised="nf4"), changed(plain, differs="its architecture gpt2 is another")
+    choices = BaseChoices(base_dtype="int8", path="general")
+    assert choices_over(plain, choices) == (choices, ())
+    found, notes = choices_over(on_disk, choices)
+    assert found == BaseChoices()
+    assert notes[0] == (
+        "trained with base_dtype=int8, which base can't take (it is nf4 on disk): answers with base_dtype=auto"
+    )
+    assert len(notes) == 2
+    fast = BaseChoices(base_dtype="nf4", path="fast")
+    assert choices_over(on_disk, fast) == (fast, ())
+    assert choices_over(other, fast)[0] == BaseChoices(base_dtype="nf4")
 
 
 def test_answers_of_another_machine_are_checked(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -39,12 +40,25 @@ class CutAtFive(list[dict[str, Any]]):
             raise Cancelled("enough")
 
 
-class TermAtFive(list[dict[str, Any]]):
-    """Events of a stage that gets a SIGTERM in the middle of its fifth update."""
+class TermAt(list[dict[str, Any]]):
+    """Events of a stage that gets a SIGTERM in the middle of an update."""
+
+    def __init__(self, update: int) -> None:
+        self.update = update
 
     def append(self, event: dict[str, Any]) -> None:
-        if event.get("step") == 5:
+        if event.get("step") == self.update:
             os.kill(os.getpid(), signal.SIGTERM)
+
+
+def asked_to_stop(plan: Any, folder: Path, given: Any, *, update: int) -> None:
+    """Run a training that is asked to stop in the middle of an update, with its checkpoint in `kept`."""
+    before = signal.signal(signal.SIGTERM, stop_at_once)
+    try:
+        with pytest.raises(Cancelled):
+            run_node(plan, "train_full", folder / "cut", examples=given, said=TermAt(update), scratch=folder / "kept")
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def stop_at_once(*_: object) -> None:
@@ -99,12 +113,7 @@ def test_a_training_that_is_asked_to_stop_leaves_a_checkpoint_of_its_last_update
     plan = compiled("full", checkpoint_every=100, eval_every=5, **SMALL)
     whole = run_node(plan, "train_full", tmp_path / "whole", examples=given)
     said: list[dict[str, Any]] = []
-    before = signal.signal(signal.SIGTERM, stop_at_once)
-    try:
-        with pytest.raises(Cancelled):
-            run_node(plan, "train_full", tmp_path / "cut", examples=given, said=TermAtFive(), scratch=tmp_path / "kept")
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    asked_to_stop(plan, tmp_path, given, update=5)
     again = run_node(plan, "train_full", tmp_path / "again", examples=given, said=said, scratch=tmp_path / "kept")
     assert {"log": "resumed after update 5 of 8"} in said
     assert (again.path / "model.safetensors").read_bytes() == (whole.path / "model.safetensors").read_bytes()
@@ -134,6 +143,20 @@ def test_patience_ends_a_training_that_does_not_get_better(tmp_path):
     assert training["curve"]["points"][-1]["step"] == 12
     assert training["notes"] == ["Stopped after update 12 of 200: 2 evaluations in a row without improvement."]
     assert training["curve"]["kept"] == 4
+
+
+def test_a_training_that_is_asked_to_stop_where_its_patience_ends_does_not_go_on(tmp_path):
+    given = examples(tmp_path / "examples")
+    plan = compiled(
+        "full", **{**SMALL, "lr": 1e-30, "epochs": 50, "patience": 2, "warmup_percent": 0.0, "keep": "last"}
+    )
+    whole = run_node(plan, "train_full", tmp_path / "whole", examples=given)
+    asked_to_stop(plan, tmp_path, given, update=12)
+    said: list[dict[str, Any]] = []
+    again = run_node(plan, "train_full", tmp_path / "again", examples=given, said=said, scratch=tmp_path / "kept")
+    assert {"log": "resumed after update 12 of 200"} in said
+    assert read_training(again.path)["notes"] == read_training(whole.path)["notes"]
+    assert (again.path / "model.safetensors").read_bytes() == (whole.path / "model.safetensors").read_bytes()
 
 
 def test_a_large_model_is_written_in_several_files_with_an_index(tmp_path, monkeypatch):

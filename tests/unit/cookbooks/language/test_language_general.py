@@ -355,6 +355,11 @@ def test_modules_of_an_adapter_are_named_as_in_the_base_where_that_is_clear(modu
     assert named_as(base, [module]).get(module) == name
 
 
+def test_layers_that_predict_several_tokens_are_no_place_of_an_adapter():
+    base = ["model.language_model.layers.0.mlp.up_proj", "mtp.layers.0.mlp.up_proj"]
+    assert named_as(base, ["model.layers.0.mlp.up_proj"]) == {"model.layers.0.mlp.up_proj": base[0]}
+
+
 def test_two_modules_of_an_adapter_are_not_one_of_the_base():
     found = named_as(["a.layers.0.q_proj"], ["b.layers.0.q_proj", "a.layers.0.q_proj", "c.layers.0.q_proj"])
     assert found == {"a.layers.0.q_proj": "a.layers.0.q_proj"}

@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
+from stoker.authoring import InvalidArgs
+from stoker.cookbooks.language.bases import read_base
 from stoker.cookbooks.language.bundled import TinyShape, write_base
+from stoker.cookbooks.language.chat import ChatModel, chat_load
+from stoker.cookbooks.language.checks import LanguageArgsChecker
 from stoker.cookbooks.language.peft import read_adapter, read_config, write_adapter
 from stoker.core.errors import BadInput
 from tests.later import imported_later
@@ -90,11 +94,14 @@ def test_an_adapter_that_peft_wrote_is_read(tmp_path, dora, whole):
     assert torch.allclose(slots.logits(0, torch.tensor(TOKENS)), theirs, atol=1e-5)
 
 
-@pytest.mark.parametrize("whole", [["embed_tokens"], ["lm_head"], ["embed_tokens", "lm_head"]])
-def test_an_embedding_and_a_head_that_peft_trained_as_one_are_read(tmp_path, whole):
+@pytest.mark.parametrize(
+    ("whole", "is_tied"),
+    [(["embed_tokens"], True), (["lm_head"], True), (["embed_tokens", "lm_head"], True), (["lm_head"], False)],
+)
+def test_an_embedding_and_a_head_that_peft_trained_as_one_are_read(tmp_path, whole, is_tied):
     from peft import LoraConfig, get_peft_model
 
-    folder = write_base(tmp_path / "base", TinyShape(is_tied=True))
+    folder = write_base(tmp_path / "base", TinyShape(is_tied=is_tied))
     config = LoraConfig(
         r=3, target_modules=["q_proj"], task_type="CAUSAL_LM", init_lora_weights=False, modules_to_save=whole,
         ensure_weight_tying=True,
@@ -104,7 +111,14 @@ def test_an_embedding_and_a_head_that_peft_trained_as_one_are_read(tmp_path, who
         model = copied(get_peft_model(by_transformers(folder), config))
     model.save_pretrained(tmp_path / "adapter")
     adapter = read_adapter(tmp_path / "adapter")
-    assert set(adapter.spec.whole) == set(WHOLE)
+    # Over a base with two of them PEFT trains what was named, and says `ensure_weight_tying` all the same.
+    assert set(adapter.spec.whole) == set(WHOLE if is_tied else whole)
+    checking = LanguageArgsChecker("sample")
+    checking.adapter(str(tmp_path / "adapter"), read_base(folder))
+    checking.refuse()
+    model_of_chat = [ChatModel(name="a", adapter=tmp_path / "adapter")]
+    how: dict[str, Any] = {"dtype": "float32", "base_dtype": "auto", "path": "auto"}
+    assert chat_load(read_base(folder), model_of_chat, 16, **how).whole == len(adapter.spec.whole)
     slots = Slots(load_base(folder), count=1, rank=3, targets=adapter.spec.targets, whole=adapter.spec.whole)
     slots.load(0, adapter)
     with torch.no_grad():
@@ -128,8 +142,10 @@ def test_a_tied_head_that_is_not_in_the_file_is_missed(tmp_path):
     tensors = load_file(tmp_path / "adapter_model.safetensors")
     del tensors["base_model.model.lm_head.weight"]
     save_file(tensors, tmp_path / "adapter_model.safetensors")
-    with pytest.raises(BadInput, match=r"no weight of the module tied to model\.embed_tokens"):
-        read_adapter(tmp_path)
+    checking = LanguageArgsChecker("sample")
+    checking.adapter(str(tmp_path), read_base(folder))
+    with pytest.raises(InvalidArgs, match=r"no weight of the module tied to model\.embed_tokens"):
+        checking.refuse()
 
 
 @pytest.mark.parametrize("start", ["pissa", "pissa_niter_4", "olora", "OLoRA", "corda", "loftq", "lora_ga", 1, ["eva"]])

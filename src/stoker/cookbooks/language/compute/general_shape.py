@@ -34,7 +34,7 @@ _EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 _EXPERTS = re.compile(r"(?:.*\.)?experts\..*")
 """Matrices of experts: tokens pass through some of them only."""
 _IN_BLOCK = re.compile(r"(?:.*?\.)?(?P<block>\d+)\.(?P<name>.+)")
-_NO_TEXT = ("vision", "audio", "multi_modal")
+_NO_TEXT = ("vision", "audio", "multi_modal", "mtp")
 """Parts of the names of modules that read no text."""
 _OUTSIDE = ("embed", "wte", "wpe", "lm_head", "router", *_NO_TEXT)
 """Parts of the names of matrices that never have adapters: embeddings, heads, what chooses experts, reads no text."""

@@ -69,16 +69,19 @@ class AdapterSlotState:
     def empty(
         cls, layout: BankLayout, count: int, base: FrozenBase, whole: Sequence[OuterModule] = (), *, trains: bool = True
     ) -> AdapterSlotState:
-        """Return zeros for so many adapters, which are trained or only used."""
+        """Return empty slots for so many adapters, which are trained or only used."""
         device, m = base.device, layout.m_size
         empty = partial(TrainedNumbers.empty, count, device=device, trains=trains)
         numbers = {
             name: torch.zeros(count, device=device, dtype=torch.int64) for name in ("seeds", "updates", "passes")
         }
+        magnitudes = empty(m, torch.float32)
+        # A slot without an adapter computes the base alone.
+        magnitudes.used.fill_(1.0)
         return cls(
             a=empty(layout.a_size, base.dtype),
             b=empty(layout.b_size, base.dtype),
-            m=empty(m, torch.float32),
+            m=magnitudes,
             copies=tuple(empty(one.size, base.dtype) for one in whole),
             has_magnitude=torch.zeros(count, m, dtype=torch.bool, device=device),
             inverse_norms=torch.zeros(count, m, device=device),
