@@ -104,6 +104,24 @@ def test_a_benchmark_runs_and_says_what_it_measured(name: str, bench: Path) -> N
     assert {row["verdict"] for row in answer["rows"]} == {"-"}, "a smoke run judges nothing"
 
 
+@pytest.mark.parametrize(
+    ("script", "part"),
+    [
+        ("adapters_nf4.py", "nf4-512"),
+        ("adapters_general.py", "gpt2-together"),
+        pytest.param("adapters_company.py", "8x512", marks=pytest.mark.slow),
+        pytest.param("adapters_peft.py", "eager-bf16", marks=pytest.mark.slow),
+        pytest.param("adapters_run.py", "nf4-512", marks=pytest.mark.slow),
+    ],
+)
+def test_a_side_that_measures_on_a_card_starts_on_the_cpu(script: str, part: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    argv = [sys.executable, str(BENCHMARKS / "sides" / script), str(tmp_path / "out.json"), "--tiny", "--only", part]
+    bases = ["--base", str(tmp_path / "base")] if script in ("adapters_company.py", "adapters_run.py") else []
+    done = subprocess.run([*argv, *bases], capture_output=True, text=True, timeout=6 * PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
+
+
 _LETTING_THROUGH = """
 import sys
 import security_cases
