@@ -46,6 +46,7 @@ from stoker.core.pool import (
 )
 from stoker.protocol.launch_messages import AllocationMove, LaunchView
 from stoker.protocol.lease_messages import Grant, Hello, Renewal, RenewalResponse
+from stoker.scheduler.launching import decide
 from tests.contract.queue_driving import GIB, Driven, order
 from tests.contract.queue_words import kinds, state, sweep
 
@@ -152,6 +153,19 @@ def leave(fleet: Driven, machine: str = MACHINE) -> None:
 def reopen(fleet: Driven) -> None:
     fleet.close()
     fleet.open()
+
+
+def test_a_signal_is_stored_once_and_only_of_those_that_were_signalled(fleet: Driven) -> None:
+    ready(fleet)
+    ask(fleet, StopAllocations(pool="a100", by="me"))
+    assert (allocation(fleet).state, allocation(fleet).signalled_s) == (AllocationState.DRAINING, None)
+    move(fleet, is_signalled=True)
+    at_s = allocation(fleet).signalled_s
+    assert at_s is not None
+    fleet.clock.advance(5.0)
+    move(fleet, is_signalled=True)
+    reopen(fleet)
+    assert allocation(fleet).signalled_s == at_s
 
 
 def test_an_allocation_lives_from_its_plan_to_its_end_with_one_event_for_each_move(fleet: Driven):
@@ -789,6 +803,38 @@ def test_one_machine_without_gpus_takes_none_from_the_pool(fleet: Driven) -> Non
     assert pool(fleet).pool.lacks == "declared 1 GPU, found 0"
     ask(fleet, ResumePool(pool="a100", by="me"))
     assert (pool(fleet).pool.shape, pool(fleet).pool.lacks) == (shape, "")
+
+
+def test_one_machine_without_gpus_takes_none_from_the_pool_while_others_serve(fleet: Driven) -> None:
+    """The first machine is broken, and serves; the next ones have less than declared."""
+    shape = PoolShape(cpu_cores=1, gpus=(PoolGpu(type="a100", vram_mb=80 * 1024),))
+    declare(fleet, changed(POOL, each=shape))
+    watch(fleet)
+    plan(fleet, ONE, TWO, "00000a")
+    hello(fleet, ONE, cores=8)
+    assert pool(fleet).pool.shape.gpus == shape.gpus
+    hello(fleet, TWO, cores=8, gpus=1)
+    (gpu,) = pool(fleet).pool.shape.gpus
+    assert gpu.vram_mb == 40 * 1024, "what the one that works has"
+    hello(fleet, "00000a", cores=8)
+    assert pool(fleet).pool.shape.gpus == (gpu,)
+
+
+def test_of_a_large_request_that_was_refused_few_allocations_hide_no_other_request(fleet: Driven, monkeypatch) -> None:
+    monkeypatch.setattr("stoker.coordinator.queue.allocations.MOST_SHOWN", 10)
+    monkeypatch.setattr("stoker.coordinator.queue.allocations.MOST_FAILED", 2)
+    declare(fleet, changed(POOL, max=8))
+    watch(fleet)
+    for number in range(5):
+        ids = [f"{number}0000{one}" for one in range(4)]
+        plan(fleet, *ids)
+        for id in ids:
+            move(fleet, id, AllocationState.REFUSED)
+        fleet.clock.advance(1.0)
+    found = view(fleet)
+    assert len({one.planned_s for one in found.allocations}) == 5
+    decision = decide(found.pools, (), found.allocations, now_s=found.now_s)
+    assert [one.why for one in decision.pauses] == ["5 requests were refused in a row"]
 
 
 def test_resume_forgets_machines_that_got_no_job(fleet: Driven) -> None:

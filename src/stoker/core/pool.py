@@ -156,6 +156,18 @@ class Pool:
         is_broken = self.without_gpus < _MOST_BROKEN and not self.found.gpus
         return changed(self.found, gpus=self.each.gpus) if is_broken else self.found
 
+    def with_machine(self, found: PoolShape, *, has_others: bool) -> Pool:
+        """Return the pool after one more machine was found to have this; `has_others`: others of it serve."""
+        known = self.found
+        without_gpus = self.without_gpus + 1 if self.each.gpus and not found.gpus else 0
+        least = known.smaller(found) if known is not None and has_others else found
+        if known is not None and 0 < without_gpus < _MOST_BROKEN:
+            # It is broken: the others have theirs.
+            least = changed(least, gpus=known.gpus)
+        elif not least.gpus:
+            least = changed(least, gpus=found.gpus)
+        return changed(self, found=least, without_gpus=without_gpus)
+
     @property
     def lacks(self) -> str:
         """What its machines have less than declared, in words; empty: nothing that is known."""
@@ -261,6 +273,8 @@ class Allocation:
     serving_s: float | None = None
     ends_s: float | None = None
     """When its time limit ends it."""
+    signalled_s: float | None = None
+    """When its worker was signalled to end, by its launcher or its backend; None: not yet."""
     ended_s: float | None = None
     cause: AllocationCause | None = None
     message: str = ""

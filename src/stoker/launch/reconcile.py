@@ -7,7 +7,7 @@ allocation that two looks do not find is over, but not while its worker sends he
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from stoker.core.frozen import fresh, frozen
 from stoker.core.pool import FREE_CAUSES, Allocation, AllocationCause, AllocationState, may_move
@@ -69,8 +69,8 @@ def reconcile(
     memory: LookMemory,
     *,
     now_s: float,
-    cancelled: frozenset[str] = frozenset(),
-    silent: frozenset[str] = frozenset(),
+    cancelled: Collection[str] = (),
+    silent: Collection[str] = (),
 ) -> Reconciliation:
     """Compare. `cancelled` are the allocations that this launcher cancelled itself.
 
@@ -180,6 +180,7 @@ def _found(row: Allocation, status: AllocationStatus, *, is_ours: bool) -> Alloc
         cause=cause,
         # Of our own end the backend's words are an exit status, which looks like a failure.
         message=reason if cause not in (None, AllocationCause.CANCELLED) else "",
+        is_signalled=state is AllocationState.DRAINING and row.state is not state,
         may_start_s=_moment(status.may_start_s),
         ends_s=_moment(status.ends_s),
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -42,7 +42,7 @@ from stoker.launch.reconcile import MISSED_LOOKS, LookMemory, due_to_end, reconc
 from stoker.protocol.client import FleetClient
 from stoker.protocol.enrolment_messages import Ticket, ticket_to_text
 from stoker.protocol.launch_messages import MOST_AT_ONCE, AllocationMove, LaunchView
-from stoker.scheduler.launching import AnswerRequest, LaunchDecision, StartAllocations, decide, decided_together
+from stoker.scheduler.launching import AnswerRequest, LaunchDecision, StartAllocations, decide, starting_pools
 
 LOOK_S = 30.0
 """Time between two looks at a backend while nothing moves."""
@@ -86,14 +86,14 @@ class _Watched:
     pause_s: float = _FIRST_LOOK_S
     cancelled: dict[str, float] = fresh(factory=dict)
     """Allocations that this watcher or an earlier one cancelled, with the time of the last attempt."""
-    has_cancelled: bool = False
-    """False before the first turn: what drains then was signalled before, and a second signal would mean: at once."""
     cancel_at_s: float = 0.0
     """Later than now, if the last cancel failed."""
     cancel_error: StokerError | None = None
     """Why it failed."""
     silent_since_s: dict[str, float] = fresh(factory=dict)
     """Allocations whose workers serve and send no heartbeat."""
+    seen_s: float = 0.0
+    """When silence was last read."""
     seen_over: set[str] = fresh(factory=set)
     """Allocations that are over and whose files are not removed yet."""
     cleaned: set[str] = fresh(factory=set)
@@ -162,6 +162,8 @@ class Watcher:
                     self._clock.sleep(_REST_S)
             finally:
                 self._is_closed = True
+                # A task under way writes under its lease.
+                threads.shutdown()
                 self._release_pools()
 
     def close(self) -> None:
@@ -179,7 +181,7 @@ class Watcher:
         self._lease(states)
         states = [state for state in states if state.pool.name in self._held]
         self._clean_removed(view, threads)
-        decision = _decide(decided_together(view.pools, view.now_s, held=self._held), view)
+        decision = _decide(view.pools, view, starting_pools(view.pools, view.now_s, held=self._held))
         for state in states:
             self._pools_seen[state.pool.name] = state.pool
             if state.pool.name not in busy:
@@ -244,7 +246,7 @@ class Watcher:
         Raises `Conflict` if another watcher has the lease, and the backend's error.
         """
         with self._leased(pool) as epoch:
-            watched = _Watched(has_cancelled=True)
+            watched = _Watched()
             for _ in range(_STOP_LOOKS):
                 view = self._client.launch_view()
                 for state in _named(view, pool):
@@ -340,12 +342,8 @@ class Watcher:
         return {}
 
     def _release_pools(self) -> None:
-        """Release the pools. Those whose task is under way stay ours until it ends or the lease does."""
-        for name in list(self._held):
-            task = self._tasks.get(name)
-            if task is not None and not task.done():
-                continue
-            del self._held[name]
+        while self._held:
+            name, _ = self._held.popitem()
             try:
                 self._client.watch_pools(self._settings.watcher, (name,), for_s=0.0)
             except StokerError as error:
@@ -418,14 +416,9 @@ class Watcher:
         known = [one for one in rows if one.backend_id and not one.is_over]
         watched.is_blind = True
         statuses = launcher.look(pool, fleet=view.fleet, known=known)
-        watched.is_blind, watched.problem = False, "" if watched.cancel_error is None else str(watched.cancel_error)
+        watched.is_blind, watched.problem = False, ""
         found = reconcile(
-            rows,
-            statuses,
-            watched.memory,
-            now_s=view.now_s,
-            cancelled=frozenset(watched.cancelled),
-            silent=frozenset(view.silent),
+            rows, statuses, watched.memory, now_s=view.now_s, cancelled={*watched.cancelled}, silent={*view.silent}
         )
         watched.memory = found.memory
         by_id = {one.id: one for one in rows}
@@ -492,13 +485,15 @@ class Watcher:
         """Cancel what is not needed. After an error it is tried again later; looks and starts do not wait for it."""
         now_s = self._clock.monotonic_s()
         rows = {one.id: one for one in view.allocations if one.pool == pool.name and not one.is_over}
-        if not watched.has_cancelled:
-            watched.has_cancelled = True
-            draining = [one for one in rows.values() if one.state is AllocationState.DRAINING and one.backend_id]
-            watched.cancelled.update(dict.fromkeys([one.id for one in draining], now_s))
+        # A second signal would mean: at once.
+        signalled = [one.id for one in rows.values() if one.signalled_s is not None]
+        watched.cancelled = dict.fromkeys({*signalled} - watched.memory.ending, now_s) | watched.cancelled
+        # Behind an outage of our own, at the backend or at the coordinator, nobody was heard of.
+        is_out = watched.is_blind or now_s - watched.seen_s > LEASE_S
+        watched.seen_s, known = now_s, {} if is_out else watched.silent_since_s
+        watched.silent_since_s = {id: known.get(id, now_s) for id in view.silent if id in rows}
         if now_s < watched.cancel_at_s:
             return
-        watched.silent_since_s = {id: watched.silent_since_s.get(id, now_s) for id in view.silent if id in rows}
         silent_s = {id: now_s - since_s for id, since_s in watched.silent_since_s.items()}
         unwanted = due_to_end(rows.values(), ending=watched.memory.ending, silent_s=silent_s, now_s=view.now_s)
         unwanted |= {one.id: one.why for one in by.cancels if one.id in rows}
@@ -507,7 +502,9 @@ class Watcher:
         except StokerError as error:
             if isinstance(error, StaleLease):
                 raise
-            self._note_problem(pool, watched, error)
+            if str(error) != str(watched.cancel_error):
+                # No problem of the pool: it starts machines all the same, and other watchers count on that.
+                self._log("launch_problem", {"pool": pool.name, "why": str(error), "hint": error.hint})
             watched.cancel_error, watched.cancel_at_s = error, now_s + self._settings.look_s
         else:
             watched.cancel_error = None
@@ -527,6 +524,7 @@ class Watcher:
         self._write(pool, epoch, [AllocationMove(id=one, state=AllocationState.DRAINING) for one in draining], watched)
         self._launcher(pool).cancel(pool, [rows[one].backend_id for one in new], is_gentle=True)
         watched.cancelled.update(dict.fromkeys(new, now_s))
+        self._write(pool, epoch, [AllocationMove(id=one, is_signalled=True) for one in new], watched)
         for id_ in new:
             self._log("allocation_cancelled", {"pool": pool.name, "allocation": id_, "why": unwanted[id_]})
         watched.pause_s, watched.look_at_s = _FIRST_LOOK_S, now_s + _FIRST_LOOK_S
@@ -609,7 +607,7 @@ def _named(view: LaunchView, pool: str) -> list[PoolState]:
     return [state for state in view.pools if state.pool.name == pool]
 
 
-def _decide(states: Sequence[PoolState], view: LaunchView) -> LaunchDecision:
+def _decide(states: Sequence[PoolState], view: LaunchView, starting: Collection[str] | None = None) -> LaunchDecision:
     return decide(
         states,
         view.demand,
@@ -617,4 +615,5 @@ def _decide(states: Sequence[PoolState], view: LaunchView) -> LaunchDecision:
         now_s=view.now_s,
         machines=view.machines,
         requests=view.requests,
+        starting=starting,
     )

@@ -162,6 +162,8 @@ class AllocationMove(StrictRequest):
     """With a reason: when the backend expects to start it; None: it does not say."""
     started_s: Moment | None = None
     ends_s: Moment | None = None
+    is_signalled: bool = False
+    """Its worker was signalled to end."""
 
 
 class MoveRequest(StrictRequest):

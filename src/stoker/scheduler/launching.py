@@ -115,7 +115,7 @@ class LaunchDecision:
     """Waiting jobs for which no machine is on its way, or will be."""
 
 
-def decide(
+def decide(  # noqa: PLR0913 - what a launcher decides by
     pools: Sequence[PoolState],
     demand: Sequence[Demand],
     allocations: Iterable[Allocation],
@@ -123,14 +123,25 @@ def decide(
     now_s: float,
     machines: int = 1,
     requests: Iterable[LaunchRequest] = (),
+    starting: Collection[str] | None = None,
 ) -> LaunchDecision:
-    """Decide. `demand` is in the order of the queue; `machines` is the number of machines in the fleet now."""
+    """Decide. `demand` is in the order of the queue; `machines` is the number of machines in the fleet now.
+
+    `starting` are the pools that start machines; None: all. What the backend of another has already takes jobs, too.
+    """
     by_pool: dict[str, list[Allocation]] = {state.pool.name: [] for state in pools}
     for one in allocations:
         if one.pool in by_pool:
             by_pool[one.pool].append(one)
+    coming = [
+        (state.pool, one.machine)
+        for state in pools
+        for one in by_pool[state.pool.name]
+        if one.is_idle_room and (starting is None or state.pool.name in starting or one.backend_id)
+    ]
+    planning = _Packing(coming)
+    pools = [state for state in pools if starting is None or state.pool.name in starting]
     budgets = [_Budget.of(state, by_pool[state.pool.name], now_s) for state in pools]
-    planning = _Packing(budgets)
     by_name = {budget.pool.name: budget for budget in budgets}
     for request in requests:
         if request.is_open and request.pool in by_name:
@@ -159,16 +170,16 @@ def decide(
     )
 
 
-def decided_together(pools: Iterable[PoolState], now_s: float, *, held: Collection[str] = ()) -> list[PoolState]:
+def starting_pools(pools: Iterable[PoolState], now_s: float, *, held: Collection[str] = ()) -> frozenset[str]:
     """Return the pools that start machines now: those in `held`, and those that another watcher serves.
 
     Each watcher decides about all of them and starts machines of its own: no two start some for the same jobs.
     """
-    return [
-        one
+    return frozenset(
+        one.pool.name
         for one in pools
         if one.pool.name in held or (one.watcher and one.watched_until_s >= now_s and not one.problem)
-    ]
+    )
 
 
 def offer_for(pool: Pool, name: str) -> NodeOffer:
@@ -250,8 +261,8 @@ def explain_pools(  # noqa: PLR0913 - what a launcher decides by
     Without `is_reachable` only workers of this machine can join: the coordinator has no TLS.
     """
     verdicts = []
-    together = decided_together(pools, now_s)
-    joint = decide(together, [waiting], allocations, now_s=now_s, machines=machines, requests=requests)
+    answering = starting_pools(pools, now_s)
+    joint = decide(pools, [waiting], allocations, now_s=now_s, machines=machines, requests=requests, starting=answering)
     starting = {start.pool for start in joint.starts}
     for state in pools:
         pool = state.pool
@@ -277,6 +288,8 @@ def explain_pools(  # noqa: PLR0913 - what a launcher decides by
                 order = 6 if not pool.is_automatic else 3 if is_watched else 5
         elif not text and not is_watched:
             text, order = "a machine of it would fit; nobody watches it: stoker launch watch", 5
+        elif not text and state.problem:
+            text, order = f"a machine of it would fit; its launcher has a problem: {state.problem}", 5
         elif not text:
             is_next = pool.name in starting
             text = "is about to be requested" if is_next else "would fit; another pool is used first"
@@ -445,15 +458,12 @@ class _Budget:
 class _Packing:
     """Waiting jobs on machines that are not there yet."""
 
-    def __init__(self, budgets: Sequence[_Budget]) -> None:
+    def __init__(self, machines: Sequence[tuple[Pool, str]]) -> None:
+        """`machines` are on their way."""
         self.used: set[str] = set()
         """Allocations, by their machine's name, that have a job."""
-        self._nodes = NodeIndex(
-            offer_for(budget.pool, one.machine) for budget in budgets for one in budget.allocations if one.is_idle_room
-        )
-        self._machines = [
-            (budget.pool, one.machine) for budget in budgets for one in budget.allocations if one.is_idle_room
-        ]
+        self._nodes = NodeIndex(offer_for(pool, machine) for pool, machine in machines)
+        self._machines = machines
 
     def shape_of(self, demand: Demand) -> PlacementShape:
         """Return the shape of waiting jobs."""

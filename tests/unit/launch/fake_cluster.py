@@ -106,6 +106,7 @@ class FakeCoordinator:
                     if state is AllocationState.STARTED and row.started_s is None
                     else row.started_s,
                     ends_s=row.ends_s if move.ends_s is None else move.ends_s,
+                    signalled_s=self.now_s() if move.is_signalled else row.signalled_s,
                     ended_s=self.now_s() if state in (AllocationState.ENDED, AllocationState.REFUSED) else None,
                 )
             )

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 from typing import Any, cast
 
 import pytest
@@ -344,6 +344,7 @@ def test_a_cancel_that_fails_for_long_stops_neither_looks_nor_starts(bench: Benc
     assert S.WAITING in bench.states()
     problems = [fields["why"] for kind, fields in bench.log if kind == "launch_problem"]
     assert problems == ["no permission to delete jobs"]
+    assert bench.coordinator.pools["p"].problem == "", "it starts machines: other watchers count on that"
 
 
 def test_a_worker_that_drains_is_not_signalled_again_by_the_next_watcher() -> None:
@@ -361,6 +362,65 @@ def test_a_worker_that_drains_is_not_signalled_again_by_the_next_watcher() -> No
     assert bench.backend.cancels[:2] == [(entry.backend_id, True), (entry.backend_id, False)]
 
 
+@pytest.mark.parametrize("is_stopped_before", [False, True])
+def test_a_stopped_worker_that_nobody_signalled_is_signalled_by_the_next_watcher(is_stopped_before: bool) -> None:
+    bench = Bench(changed(POOL, drain_s=100.0))
+    entry = serving(bench)
+    bench.want(0)
+    bench.coordinator.rows[entry.id] = changed(bench.coordinator.rows[entry.id], state=S.DRAINING)
+    if is_stopped_before:
+        cancel = bench.backend.cancel
+
+        def broken(*_args: object, **_fields: object) -> Any:
+            raise NoBackend("not reached")
+
+        bench.backend.cancel = broken  # type: ignore[method-assign]
+        bench.turns(1)
+        bench.backend.cancel = cancel  # type: ignore[method-assign]
+    bench.watcher = bench.new_watcher()
+    bench.turns(1, pass_s=LEASE_S + 1)
+    assert bench.backend.cancels == [(entry.backend_id, True)]
+    assert bench.coordinator.rows[entry.id].signalled_s is not None
+
+
+def test_an_allocation_that_its_backend_is_ending_is_not_signalled_by_the_next_watcher() -> None:
+    bench = Bench(changed(POOL, drain_s=100.0))
+    entry = serving(bench)
+    bench.want(0)
+    bench.backend.entries[entry.backend_id] = changed(entry, state=S.DRAINING, reason="COMPLETING")
+    bench.turns(2)
+    assert bench.coordinator.rows[entry.id].state is S.DRAINING
+    bench.watcher = bench.new_watcher()
+    bench.turns(1, pass_s=LEASE_S + 1)
+    assert bench.backend.cancels == []
+
+
+@pytest.mark.parametrize("place", ["look", "launch_view"])
+def test_an_outage_of_our_own_makes_no_worker_hang(bench: Bench, place: str) -> None:
+    entry = serving(bench)
+    of: Any = bench.backend if place == "look" else bench.coordinator
+    original = getattr(of, place)
+
+    def unreachable(*_args: object, **_fields: object) -> Any:
+        raise NoBackend("no route to host")
+
+    bench.coordinator.silent = (entry.id,)
+    bench.turns(2)
+    setattr(of, place, unreachable)
+    for _ in range(40):
+        if place == "launch_view":
+            bench.clock.advance(30.0)
+            with pytest.raises(NoBackend):
+                bench.watcher.turn(cast("Any", Inline()))
+        else:
+            bench.turn(30.0)
+    setattr(of, place, original)
+    bench.turns(5)
+    assert bench.backend.cancels == [], "its heartbeat may be on its way"
+    bench.turns(30)
+    assert bench.backend.cancels[0] == (entry.backend_id, True)
+
+
 def test_a_worker_that_hangs_is_cancelled_and_its_place_is_free(bench: Bench) -> None:
     entry = serving(bench)
     bench.coordinator.silent = (entry.id,)
@@ -376,18 +436,19 @@ def test_a_worker_that_hangs_is_cancelled_and_its_place_is_free(bench: Bench) ->
     assert whys == ["its worker was silent for 15m00s"]
 
 
-def test_a_pool_whose_task_is_under_way_keeps_its_lease(bench: Bench) -> None:
-    bench.want(1)
-    bench.turns(2)
-    (entry,) = bench.backend.live()
-    under_way: Future[None] = Future()
-    bench.watcher._tasks["p"] = under_way
-    bench.watcher._release_pools()
-    assert bench.coordinator.pools["p"].watched_until_s > bench.clock.wall_s()
-    under_way.set_result(None)
-    bench.watcher._release_pools()
+def test_a_pool_whose_task_is_under_way_keeps_its_lease_until_that_ends(bench: Bench) -> None:
+    look, ends = bench.backend.look, list[float]()
+
+    def long_look(pool: Pool, **fields: Any) -> Any:
+        bench.watcher.close()
+        time.sleep(0.3)
+        ends.append(bench.coordinator.pools["p"].watched_until_s)
+        return look(pool, **fields)
+
+    bench.backend.look = long_look  # type: ignore[method-assign]
+    bench.watcher.run()
+    assert ends[0] > bench.clock.wall_s()
     assert bench.coordinator.pools["p"].watched_until_s <= bench.clock.wall_s()
-    assert bench.backend.live() == [entry]
 
 
 def test_a_worker_has_the_pools_margin_before_it_is_cancelled_plainly() -> None:
@@ -550,16 +611,19 @@ def test_the_lease_is_renewed_while_a_request_is_carried_out(bench: Bench, monke
     assert bench.states() == [S.SUBMITTED]
 
 
-@pytest.mark.parametrize("case", ["cheaper", "on its way", "broken", "gone"])
+@pytest.mark.parametrize("case", ["cheaper", "on its way", "broken", "gone", "broken, on its way", "gone, planned"])
 def test_two_watchers_start_no_machines_for_the_same_jobs(bench: Bench, case: str) -> None:
-    until_s = bench.clock.wall_s() + (0.5 if case == "gone" else 3600.0)
+    until_s = bench.clock.wall_s() + (0.5 if "gone" in case else 3600.0)
     dear = changed(POOL, cost_per_hour=1.0)
     bench.coordinator.pools["p"] = changed(bench.coordinator.pools["p"], pool=dear)
     q = changed(POOL, name="q", cost_per_hour=2.0 if case == "on its way" else 0.5)
-    problem = "login not reachable" if case == "broken" else ""
+    problem = "login not reachable" if "broken" in case else ""
     bench.coordinator.pools["q"] = PoolState(pool=q, watcher="another", watched_until_s=until_s, problem=problem)
-    if case == "on its way":
-        bench.coordinator.rows["00000a"] = Allocation(id="00000a", pool="q", state=S.WAITING, wanted=("train/1",))
+    coming = Allocation(id="00000a", pool="q", state=S.WAITING, backend_id="1", wanted=("train/1",))
+    if "on its way" in case:
+        bench.coordinator.rows[coming.id] = coming
+    elif case == "gone, planned":
+        bench.coordinator.rows[coming.id] = changed(coming, state=S.PLANNED, backend_id="")
     bench.watcher = bench.new_watcher(["p"])
     bench.want(1)
     bench.turns(3, pass_s=1.0)
@@ -568,6 +632,8 @@ def test_two_watchers_start_no_machines_for_the_same_jobs(bench: Bench, case: st
         "on its way": ["q"],
         "broken": ["p"],
         "gone": ["p"],
+        "broken, on its way": ["q"],
+        "gone, planned": ["q", "p"],
     }[case]
 
 

@@ -30,10 +30,10 @@ from stoker.scheduler.launching import (
     CUT_OFF,
     LaunchDecision,
     decide,
-    decided_together,
     detected_shape,
     explain_pools,
     offer_for,
+    starting_pools,
 )
 
 NOW_S = 100_000.0
@@ -417,8 +417,10 @@ def test_pools_that_start_machines_now_are_decided_together() -> None:
         "mine": PoolState(pool=CPU, problem="login not reachable", **watched),
     }
     states = [changed(state, pool=changed(CPU, name=name)) for name, state in given.items()]
-    assert [one.pool.name for one in decided_together(states, NOW_S)] == ["other"]
-    assert [one.pool.name for one in decided_together(states, NOW_S, held=["mine"])] == ["other", "mine"]
+    assert starting_pools(states, NOW_S) == {"other"}
+    assert starting_pools(states, NOW_S, held=["mine"]) == {"other", "mine"}
+    (broken,) = explain_pools(jobs(), states[3:4], (), now_s=NOW_S)
+    assert broken.text == "a machine of it would fit; its launcher has a problem: login not reachable"
 
 
 def test_the_pool_that_helps_soonest_comes_first() -> None:

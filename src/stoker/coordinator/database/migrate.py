@@ -14,9 +14,9 @@ from sqlalchemy.schema import CreateIndex, CreateTable
 from stoker.coordinator.database.tables import META, METADATA
 from stoker.core.errors import DatabaseTrouble, VersionSkew
 
-HEAD = "0008"
+HEAD = "0009"
 """The newest step. A test holds it and the folder together."""
-_VERSIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008")
+_VERSIONS = ("0001", "0002", "0003", "0004", "0005", "0006", "0007", "0008", "0009")
 _FOLDER = os.path.join(os.path.dirname(__file__), "migrations")
 _STEP = Table(
     "alembic_version",

@@ -412,6 +412,7 @@ ALLOCATIONS = Table(
     Column("started_s", Double),
     Column("serving_s", Double),
     Column("ends_s", Double),
+    Column("signalled_s", Double),
     Column("ended_s", Double),
     Column("cause", String(40), nullable=False, server_default=""),
     Column("message", Text, nullable=False, server_default=""),

@@ -7,6 +7,7 @@ is gone, its certificates are revoked, its machine is forgotten, and leases ther
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -68,6 +69,9 @@ SHOWN_S = 86400.0
 """How long an ended allocation is shown."""
 MOST_SHOWN = 500
 """Ended allocations that are shown."""
+MOST_FAILED = 20
+"""Those of them that are of one request that never reached its backend: of a large one, all would hide the others."""
+_FAILED_REQUESTS = (AllocationCause.REFUSED, AllocationCause.NOT_SUBMITTED)
 _LOOK_EVERY_S = 3600.0
 _MOST_DROPPED = 500
 _CERTIFICATES_KEPT_S = 86400.0
@@ -278,7 +282,7 @@ def move_allocations(transaction: WriterTransaction, asked: MoveAllocations) -> 
             continue
         if move.id in done:
             raise BadInput(f"two moves of allocation {move.id}", hint="send one move for each")
-        allocation = _with_facts(allocation, move)
+        allocation = _with_facts(allocation, move, transaction.now_s)
         if move.state in (AllocationState.ENDED, AllocationState.REFUSED):
             cause = move.cause or _DEFAULT_CAUSES[move.state]
             endings.append(_Ending(allocation, cause, plain(move.message), move.state))
@@ -323,7 +327,7 @@ def _refusal(pool: str, allocation: Allocation | None, move: AllocationMove) -> 
     return ""
 
 
-def _with_facts(allocation: Allocation, move: AllocationMove) -> Allocation:
+def _with_facts(allocation: Allocation, move: AllocationMove, now_s: float) -> Allocation:
     return changed(
         allocation,
         backend_id=plain(move.backend_id) or allocation.backend_id,
@@ -332,6 +336,7 @@ def _with_facts(allocation: Allocation, move: AllocationMove) -> Allocation:
         message=plain(move.message) or allocation.message,
         started_s=allocation.started_s if move.started_s is None else move.started_s,
         ends_s=allocation.ends_s if move.ends_s is None else move.ends_s,
+        signalled_s=now_s if move.is_signalled and allocation.signalled_s is None else allocation.signalled_s,
     )
 
 
@@ -471,6 +476,7 @@ def inspect_launch(transaction: WriterTransaction, _asked: InspectLaunch) -> Lau
         one for one in book.launch.allocations.values() if one.ended_s is not None and one.ended_s > now_s - SHOWN_S
     ]
     ended.sort(key=lambda one: one.ended_s or 0.0, reverse=True)
+    ended = _few_of_each(ended)
     # By the rows: of allocations that have ended, only some are listed.
     query, after_s = transaction.queries.seconds_by_pool, now_s - SHOWN_S
     rows = transaction.read(query, now_s=now_s, after_s=after_s) if book.launch.pools else ()
@@ -489,6 +495,18 @@ def inspect_launch(transaction: WriterTransaction, _asked: InspectLaunch) -> Lau
         demand=_demand(transaction) if book.launch.pools else (),
         requests=shown_requests(book, now_s),
     )
+
+
+def _few_of_each(ended: Sequence[Allocation]) -> list[Allocation]:
+    """Return allocations without most of those that failed together: brakes count requests."""
+    counts: Counter[tuple[str, float]] = Counter()
+    found = []
+    for one in ended:
+        is_failed = one.cause in _FAILED_REQUESTS
+        counts[one.pool, one.planned_s] += is_failed
+        if not is_failed or counts[one.pool, one.planned_s] <= MOST_FAILED:
+            found.append(one)
+    return found
 
 
 def _is_silent(book: QueueState, machine: str) -> bool:

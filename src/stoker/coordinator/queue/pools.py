@@ -175,11 +175,8 @@ def note_shape(transaction: WriterTransaction, pool: str, machine: RegisteredMac
     if state is None:
         return
     found = detected_shape(state.pool.each, capability_from_dict(loads(machine.row["capability"])))
-    without_gpus = state.pool.without_gpus + 1 if state.pool.each.gpus and not found.gpus else 0
-    others = any(one.state is AllocationState.SERVING for one in live_of(book, pool))
-    if others and state.pool.found is not None:
-        found = state.pool.found.smaller(found)
-    new = changed(state, pool=changed(state.pool, found=found, without_gpus=without_gpus))
+    has_others = any(one.state is AllocationState.SERVING for one in live_of(book, pool))
+    new = changed(state, pool=state.pool.with_machine(found, has_others=has_others))
     if new != state:
         _put_pool(transaction, new)
         if new.pool.lacks and new.pool.lacks != state.pool.lacks:
