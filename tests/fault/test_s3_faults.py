@@ -377,7 +377,7 @@ def test_objects_move_to_a_bucket_and_back(tmp_path, seaweed):
         assert keeping.objects.open(digest_bytes(b"later")).read() == b"later"
 
 
-def test_a_lost_index_is_made_again_from_the_bucket(tmp_path, seaweed):
+def test_a_lost_index_is_made_again_from_the_bucket(tmp_path, seaweed, monkeypatch):
     url, environment = seaweed.new_url(), seaweed.environment()
     files = {digest_bytes(data): data for data in (b"", b"small", os.urandom(2 * PART))}
     choose_place(str(tmp_path / "one"), url, environment, clock=CLOCK)
@@ -385,7 +385,22 @@ def test_a_lost_index_is_made_again_from_the_bucket(tmp_path, seaweed):
         keeping.objects.put_all(list(files.items())[:2])
         for digest, data in list(files.items())[2:]:
             keeping.objects.put(digest, io.BytesIO(data))
+    rebuild, made, signs = S3Objects.rebuild, list[int](), list[int]()
+
+    def counted(objects: S3Objects) -> int:
+        made.append(rebuild(objects))
+        return made[-1]
+
+    monkeypatch.setattr(S3Objects, "rebuild", counted)
     assert adopt_objects(str(tmp_path / "two"), url, environment, clock=CLOCK) == 3
+    assert made == [3], "listed once"
+    for name in os.listdir(tmp_path / "one"):
+        if name.startswith("objects-"):
+            os.unlink(tmp_path / "one" / name)
+    with closing(
+        CoordinatorStorage(str(tmp_path / "one"), CLOCK, environment=environment, progress=lambda: signs.append(1))
+    ):
+        assert (made, len(signs) >= 3) == ([3, 3], True), "a supervisor hears of each page"
     with closing(CoordinatorStorage(str(tmp_path / "two"), CLOCK, environment=environment)) as keeping:
         for digest, data in files.items():
             with keeping.objects.open(digest) as stream:
@@ -439,10 +454,11 @@ def test_a_listing_that_breaks_off_goes_on_where_it_was(seaweed, proxy, monkeypa
     assert listings >= 6
 
 
-def test_a_prefix_belongs_to_one_coordinator(tmp_path, seaweed):
+def test_a_prefix_belongs_to_one_coordinator(tmp_path, seaweed, monkeypatch):
     url, environment = seaweed.new_url(), seaweed.environment()
     choose_place(str(tmp_path / "one"), url, environment, clock=CLOCK)
     choose_place(str(tmp_path / "one"), url, environment, clock=CLOCK)
+    monkeypatch.setattr(S3Objects, "rebuild", lambda _: pytest.fail("another one's objects are listed"))
     with pytest.raises(Conflict, match="another coordinator"):
         choose_place(str(tmp_path / "two"), url, environment, clock=CLOCK)
 

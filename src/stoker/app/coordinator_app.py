@@ -121,7 +121,7 @@ class CoordinatorProcess:
             secure = None if is_loopback(host) else self._secure(host, port)
             local = self._listen_locally(held, host, port, say)
             url = secure.url if secure is not None else f"http://{f'[{host}]' if ':' in host else host}:{port}"
-            parts = self._with_pages(self._build(held, times, secure, url), public, secure, port)
+            parts = self._with_pages(self._build(held, times, secure, url, supervisor), public, secure, port)
             files = parts.files.read_again()
             ca_file = secure.ca_file if secure is not None else ""
             names = secure.names() if secure is not None else ()
@@ -227,7 +227,9 @@ class CoordinatorProcess:
         path = os.path.join(self._settings.state, TOKEN_NAME)
         return make_token(path), path
 
-    def _build(self, held: ExitStack, times: FleetTimes, secure: CoordinatorTls | None, url: str) -> CoordinatorParts:
+    def _build(
+        self, held: ExitStack, times: FleetTimes, secure: CoordinatorTls | None, url: str, supervisor: NotifySocket
+    ) -> CoordinatorParts:
         from stoker.coordinator.auth import REVOKED_NAME, Revocations
         from stoker.coordinator.database.database import open_database
         from stoker.coordinator.http.app_state import CoordinatorInfo
@@ -248,7 +250,9 @@ class CoordinatorProcess:
         if options.objects:
             choose_place(folder, options.objects, environment, clock=clock)
         limits = limits_for(options.upload_limit_bytes)
-        keeping = CoordinatorStorage(folder, clock, limits=limits, environment=environment)
+        keeping = CoordinatorStorage(
+            folder, clock, limits=limits, environment=environment, progress=supervisor.starting
+        )
         held.callback(keeping.close)
         database = open_database(options.db or self._settings.queue, clock=clock)
         held.callback(database.close)

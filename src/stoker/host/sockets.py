@@ -329,8 +329,10 @@ def _refuse_unless_own(folder: str, found: os.stat_result) -> None:
 _ADDRESS = "NOTIFY_SOCKET"
 _WATCHDOG = "WATCHDOG_USEC"
 _OURS_ALONE = (_ADDRESS, _WATCHDOG, "WATCHDOG_PID", "INVOCATION_ID", "JOURNAL_STREAM", "MANAGERPID", "SYSTEMD_EXEC_PID")
-# So many times within the watchdog timeout.
+# So many times within the watchdog timeout, or the extended one of a start.
 _BEATS = 4
+START_S = 600.0
+"""How long a start may take from each of its signs on: longer than a request with all of its retries."""
 
 
 class NotifySocket:
@@ -345,7 +347,14 @@ class NotifySocket:
         limit = environment.get(_WATCHDOG, "")
         is_meant = environment.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())
         self._every_s = int(limit) / 1e6 / _BEATS if limit.isdigit() and is_meant else None
-        self._next_s = 0.0
+        self._next_s = self._next_start_s = 0.0
+
+    def starting(self) -> None:
+        """Report that the start takes longer, if it is time to. Cheap; call it only where it proves progress."""
+        now_s = self._clock.monotonic_s()
+        if now_s >= self._next_start_s:
+            self._next_start_s = now_s + START_S / _BEATS
+            self._say(f"EXTEND_TIMEOUT_USEC={START_S * 1e6:.0f}")
 
     def ready(self) -> None:
         """Report that the service is ready."""

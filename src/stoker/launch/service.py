@@ -262,8 +262,6 @@ def render_unit(service: SupervisedService) -> str:
         "[Service]",
         "Type=notify",
         "NotifyAccess=main",
-        # A coordinator whose index of a bucket was lost lists the bucket first.
-        "TimeoutStartSec=1h",
         f"ExecStart={_command(service.argv)}",
         *_reloading(service.kind),
         f"WorkingDirectory={_specifiers(service.folder)}",

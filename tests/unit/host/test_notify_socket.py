@@ -47,6 +47,15 @@ def test_it_says_that_it_lives_often_enough_and_no_oftener(ear: socket.socket):
     assert heard(ear) == ["WATCHDOG=1"] * 4
 
 
+def test_a_long_start_is_extended_often_enough_and_no_oftener(ear: socket.socket):
+    clock = FakeClock()
+    line = NotifySocket({"NOTIFY_SOCKET": ear.getsockname()}, clock)
+    for _ in range(600):
+        line.starting()
+        clock.sleep(1.0)
+    assert heard(ear) == ["EXTEND_TIMEOUT_USEC=600000000"] * 4
+
+
 @pytest.mark.parametrize(
     "environment",
     [{}, {"NOTIFY_SOCKET": "relative"}, {"NOTIFY_SOCKET": "/nobody/listens"}, {"NOTIFY_SOCKET": "@stoker-nobody"}],

@@ -85,7 +85,8 @@ def choose_place(folder: str, url: str, environment: Mapping[str, str], *, clock
     place = changed(found, owner=place.owner or _owner(folder, found.owner))
     with closing(LocalStore(os.path.join(folder, STORE_NAME), clock=clock)) as store:
         store.open()
-        with closing(S3Objects(store, site, folder=folder, clock=clock)) as objects:
+        # Its index is made when it is opened.
+        with closing(S3Objects(store, site, folder=folder, clock=clock, is_listed=False)) as objects:
             objects.claim(place.owner)
     write_place(folder, place)
 
@@ -96,12 +97,22 @@ def new_place(site: S3Site, environment: Mapping[str, str], *, clock: Clock) -> 
     return ObjectPlace(url=site.url, owner=secrets.token_hex(16), is_direct=all(one.is_good for one in checks))
 
 
-def open_objects(folder: str, store: LocalStore, environment: Mapping[str, str], *, clock: Clock) -> Objects:
-    """Open the objects of a coordinator where they are. Raises if S3 objects have no key here."""
+def open_objects(
+    folder: str,
+    store: LocalStore,
+    environment: Mapping[str, str],
+    *,
+    clock: Clock,
+    progress: Callable[[], None] = lambda: None,
+) -> Objects:
+    """Open the objects of a coordinator where they are. Raises if S3 objects have no key here.
+
+    `progress` is called for each object that is listed for an index.
+    """
     place = read_place(folder)
     if not place.url:
         return LocalObjects(store, clock=clock)
-    return S3Objects(store, read_site(place.url, environment), folder=folder, clock=clock)
+    return S3Objects(store, read_site(place.url, environment), folder=folder, clock=clock, progress=progress)
 
 
 @frozen
@@ -188,7 +199,7 @@ def move_objects(
         target_place = changed(target_place, owner=place.owner or _owner(folder, target_place.owner))
         local = LocalObjects(store, clock=clock)
         bucket_site = read_site(url or place.url, environment)
-        with closing(S3Objects(store, bucket_site, folder=folder, clock=clock)) as remote:
+        with closing(S3Objects(store, bucket_site, folder=folder, clock=clock, is_listed=not url)) as remote:
             remote.claim(target_place.owner if url else place.owner)
             if url:
                 # What is there now, whatever an earlier move has noted.
@@ -207,7 +218,7 @@ def adopt_objects(folder: str, url: str, environment: Mapping[str, str], *, cloc
     place = new_place(site, environment, clock=clock)
     with closing(LocalStore(os.path.join(folder, STORE_NAME), clock=clock)) as store:
         store.open()
-        with closing(S3Objects(store, site, folder=folder, clock=clock)) as objects:
+        with closing(S3Objects(store, site, folder=folder, clock=clock, is_listed=False)) as objects:
             objects.claim(place.owner, takes_over=True)
             count = objects.rebuild()
     write_place(folder, place)

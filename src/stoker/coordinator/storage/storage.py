@@ -188,8 +188,12 @@ class CoordinatorStorage:
         limits: CoordinatorStorageLimits | None = None,
         free_bytes: Callable[[str], int] = free_bytes,
         environment: Mapping[str, str] | None = None,
+        progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """Open the storage below a folder; `environment` has the key of an object store, if it uses one."""
+        """Open the storage below a folder; `environment` has the key of an object store, if it uses one.
+
+        `progress` is called while this takes long.
+        """
         self._free_bytes = free_bytes
         self.folder = folder
         self.limits = limits or CoordinatorStorageLimits()
@@ -197,7 +201,7 @@ class CoordinatorStorage:
         os.makedirs(folder, mode=0o700, exist_ok=True)
         self._store = LocalStore(os.path.join(folder, STORE_NAME), clock=clock)
         self._store.open()
-        self.objects: Objects = open_objects(folder, self._store, environment or {}, clock=clock)
+        self.objects: Objects = open_objects(folder, self._store, environment or {}, clock=clock, progress=progress)
         self._remote = self.objects if isinstance(self.objects, S3Objects) else None
         self.place = read_place(folder)
         self.direct = self._remote if self.place.is_direct else None

@@ -56,7 +56,7 @@ def index_name(site: S3Site) -> str:
 class S3Objects(StagedObjects):
     """Objects of one bucket and prefix. Thread-safe; one process at a time writes. Caller closes."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - everything is handed in
         self,
         store: LocalStore,
         site: S3Site,
@@ -65,7 +65,13 @@ class S3Objects(StagedObjects):
         clock: Clock,
         part_bytes: int = PART_BYTES,
         free_bytes: Callable[[str], int] = free_bytes,
+        is_listed: bool = True,
+        progress: Callable[[], None] = lambda: None,
     ) -> None:
+        """Open them. An index that is not complete is made from the bucket; `progress` is called for each object.
+
+        Without `is_listed` it is not: the caller claims the prefix, and rebuilds the index if it uses it.
+        """
         super().__init__(store, clock=clock, free_bytes=free_bytes)
         self.site = site
         self.part_bytes = part_bytes
@@ -75,8 +81,9 @@ class S3Objects(StagedObjects):
         self._memory = threading.Lock()
         self._packs: OrderedDict[str, bytes] = OrderedDict()
         self._swept_s = clock.monotonic_s()
+        self._progress = progress
         try:
-            if not self._index.is_complete:
+            if is_listed and not self._index.is_complete:
                 # It was lost, or the bucket is new and empty.
                 self.rebuild()
         except BaseException:
@@ -229,7 +236,8 @@ class S3Objects(StagedObjects):
         After an error it is what it was before.
         """
         now_s = self._clock.wall_s()
-        blobs = {name.rpartition("/")[2]: size for name, size, _ in self._bucket.list("objects/")}
+        self._progress()
+        blobs = {name.rpartition("/")[2]: size for name, size in self._names("objects/")}
         found = [
             IndexedObject(digest=Digest(digest), size_bytes=size, touched_s=now_s)
             for digest, size in blobs.items()
@@ -251,12 +259,19 @@ class S3Objects(StagedObjects):
 
     def _contents(self, prefix: str) -> Iterator[tuple[str, bytes]]:
         """Return the last part of the name and the bytes of everything below a prefix, read several at once."""
-        names = [name for name, _, _ in self._bucket.list(prefix)]
+        names = [name for name, _ in self._names(prefix)]
         with ThreadPoolExecutor(_LANES, thread_name_prefix="listing") as lanes:
             for at in range(0, len(names), _LANES):
                 some = names[at : at + _LANES]
                 for name, data in zip(some, lanes.map(self._bucket.get, some), strict=True):
+                    self._progress()
                     yield name.rpartition("/")[2], data or b""
+
+    def _names(self, prefix: str) -> Iterator[tuple[str, int]]:
+        """Return the name and size of everything below a prefix."""
+        for name, size_bytes, _ in self._bucket.list(prefix):
+            self._progress()
+            yield name, size_bytes
 
     # Bytes that other machines transfer themselves.
 
