@@ -156,6 +156,7 @@ def test_what_cant_answer_is_refused_before_anything_is_loaded(shell: Shell) -> 
         (("./unlike",), 2, "unlike can't be used: "),
         (("./one", "./whole"), 2, "./whole is a whole model, no adapter over a base"),
         (("gone",), 1, "there is no job 'gone'"),
+        (("./gone",), 16, "./gone does not exist"),
         (("./one", "--over", str(other)), 2, "its matrices for model.layers.0."),
         (("./one", "--over", "nowhere"), 2, "folder not found: nowhere"),
     ):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from stoker.api.local_job import LocalJob
 from stoker.cli.context import CommandContext
 from stoker.cli.job_verbs import fetched
-from stoker.core.errors import BadInput, NotFound, StokerError, Usage
+from stoker.core.errors import BadInput, LocalFile, NotFound, StokerError, Usage
 from stoker.core.frozen import frozen
 from stoker.core.text import BEST, outside
 from stoker.jobs.trials import is_sweep, read_trials, trial_numbered
@@ -68,6 +68,9 @@ def _found(call: CommandContext, name: str, at: str | None, scratch: Path) -> Ch
     path = Path(call.path(name))
     if _is_model(path):
         return ChatSource(name=name, folder=path)
+    if name.startswith(("./", "../", "/", "~")):
+        what = "has neither an adapter nor a model" if path.is_dir() else "does not exist"
+        raise LocalFile(f"{name} {what}", hint="a folder with adapter_config.json or config.json", path=str(path))
     try:
         job = call.lookup.job(name, at)
     except NotFound:

@@ -17,6 +17,7 @@ from stoker.crossval.runtimes import (
     SEED,
     RuntimeChoice,
     RuntimePlaces,
+    model_form,
     plugin_command,
     read_runtime,
     runtimes_for,
@@ -75,7 +76,8 @@ def find_sides(call: CommandContext, given: Mapping[str, Any]) -> dict[str, Comp
             )
         command: PluginCommand | None = None
         try:
-            command = plugin_command(choice, places, seed=SEED if given["seed"] is None else given["seed"])
+            seed = SEED if given["seed"] is None else given["seed"]
+            command = plugin_command(choice, places, seed=seed, form=model_form(whole))
         except StokerError:
             # The other machine has its own interpreters.
             if not machine:

@@ -120,8 +120,18 @@ def _list(call: CommandContext, label: str, items: list[Any]) -> None:
 
 # `stoker receipt verify`: any receipt, offline.
 
-_KEY = Option("--key", value="FILE", is_many=True, help="trust this public key (.pub) and no key of this home")
-_CA = Option("--ca", value="FILE", is_many=True, help="trust keys certified by this CA (default: the fleet's)")
+_KEY = Option(
+    "--key",
+    value="FILE",
+    is_many=True,
+    help="trust this public key (.pub) and no key of this home; an unsigned receipt is an error",
+)
+_CA = Option(
+    "--ca",
+    value="FILE",
+    is_many=True,
+    help="trust keys certified by this CA (default: the fleet's); an unsigned receipt is an error",
+)
 
 VERIFY_GRAMMAR = Grammar(
     "receipt verify",
@@ -193,7 +203,7 @@ def rules_here(call: CommandContext, given: Mapping[str, Any]) -> ReceiptRules:
         now_s=call.parts.clock.wall_s(),
         trusted=trusted,
         folders=tuple(call.path(name) for name in given.get("dir") or ()),
-        needs_signature=bool(given.get("signed")),
+        needs_signature=any(given.get(name) for name in ("signed", "key", "ca")),
         is_strict=bool(given.get("strict")),
         here=_facts_here(call) if given.get("here") else None,
         tiers=known_limits(),

@@ -86,6 +86,8 @@ def read_side(text: str, *, folder: str, program: Sequence[str] = (), search: st
         if not words or not is_program(words[0], folder, search):
             raise NotFound(f"{text!r}: no such file or program", hint="stoker help gate")
         return ProgramSide(argv=words, folder=folder)
+    if text.endswith(".json"):
+        raise LocalFile(f"there is no file {text!r}", hint="stoker bench -o FILE makes one", path=path)
     return JobSide(name=text)
 
 

@@ -186,7 +186,7 @@ def open_model(  # noqa: PLR0913 - what it is, where it runs, and how it is meas
     choice = read_runtime(typed)
     base = base_of(model, places.folder) if not is_server else ""
     return ModelSubject(
-        Plugin(plugin_command(choice, places), clock=clock),
+        Plugin(plugin_command(choice, places, form=model_form(model)), clock=clock),
         changed(choice.load_request(model), base=base),
         clock,
         load=load,

@@ -310,13 +310,13 @@ def _with_libraries(args: TraceArgs) -> TraceArgs:
     from dataclasses import replace
 
     from stoker.core.errors import StokerError
-    from stoker.crossval.runtimes import library_versions, plugin_command, read_runtime
+    from stoker.crossval.runtimes import library_versions, model_form, plugin_command, read_runtime
 
     choice = read_runtime(args.runtime)
     if choice.program or choice.url or (args.interpreter and args.versions):
         return args
     try:
-        command = plugin_command(_in(choice, args.interpreter), _places())
+        command = plugin_command(_in(choice, args.interpreter), _places(), form=model_form(str(args.model or "")))
     except StokerError:
         return args
     versions = args.versions or library_versions(choice, command.argv[0])

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping
 
 from stoker.core.device import VENDORS
 from stoker.core.errors import MissingExtra, NotFound, Usage
-from stoker.core.frozen import changed, frozen
+from stoker.core.frozen import changed, fresh, frozen
 from stoker.core.text import did_you_mean
 from stoker.crossval.plugin_lines import PluginCommand
 from stoker.crossval.plugin_messages import LoadRequest
@@ -47,8 +47,8 @@ class Runtime:
     """That can be requested; none: the file's own."""
     needs: tuple[tuple[str, ...], ...] = ()
     """Distributions that its interpreter must have, one of each group."""
-    helpers: tuple[str, ...] = ()
-    """Distributions that it needs for some models only; installed with the others."""
+    form_needs: Mapping[str, tuple[str, ...]] = fresh(factory=dict)
+    """Distributions that it needs for one form of models only; installed with the others."""
     module: str = ""
 
 
@@ -63,7 +63,7 @@ RUNTIMES = {
             devices=("cpu", "cuda"),
             precisions=PRECISIONS,
             needs=(("torch",), ("transformers",)),
-            helpers=("accelerate", "gguf"),
+            form_needs={"gguf": ("accelerate", "gguf")},
             module="torch_plugin",
         ),
         Runtime(
@@ -238,8 +238,8 @@ def plugins_digest() -> str:
     return found.hexdigest()
 
 
-def plugin_command(choice: RuntimeChoice, at: RuntimePlaces, *, seed: int = SEED) -> PluginCommand:
-    """Return how the plug-in of a choice is started.
+def plugin_command(choice: RuntimeChoice, at: RuntimePlaces, *, seed: int = SEED, form: str = "") -> PluginCommand:
+    """Return how the plug-in of a choice is started, for models of a form.
 
     Raises `MissingExtra` if no interpreter has what it needs, `NotFound` if there is no such program.
     """
@@ -249,7 +249,7 @@ def plugin_command(choice: RuntimeChoice, at: RuntimePlaces, *, seed: int = SEED
             raise NotFound(f"there is no program {choice.program[-1]!r}", hint="a path is a program that is run")
         return PluginCommand(label=choice.label, argv=choice.program, env=env, cwd=at.folder)
     runtime = RUNTIMES[choice.name]
-    python = _python_for(runtime, choice, at)
+    python = _python_for(runtime, choice, at, form)
     # Nothing in the folder of the call may replace what the plug-in imports.
     return PluginCommand(label=choice.label, argv=(python, "-c", _BOOT, runtime.module, _PLUGINS), env=env)
 
@@ -282,12 +282,17 @@ def install_line(runtime: Runtime, python: str, precision: str = "") -> str:
     """Return the line to type that installs what a runtime needs."""
     if runtime.name == "llama.cpp":
         return "stoker reference fetch"
-    names = (*(group[0] for group in _needs(runtime, precision)), *runtime.helpers)
+    names = (*(group[0] for group in _needs(runtime, precision)), *_helpers(runtime))
     return f"{python} -m pip install {' '.join(dict.fromkeys(names))}"
 
 
-def _needs(runtime: Runtime, precision: str) -> tuple[tuple[str, ...], ...]:
-    return (*runtime.needs, *(_FOUR_BIT if precision.startswith("4bit") else ()))
+def _needs(runtime: Runtime, precision: str, form: str = "") -> tuple[tuple[str, ...], ...]:
+    of_form = ((name,) for name in runtime.form_needs.get(form, ()))
+    return (*runtime.needs, *of_form, *(_FOUR_BIT if precision.startswith("4bit") else ()))
+
+
+def _helpers(runtime: Runtime) -> tuple[str, ...]:
+    return tuple(name for names in runtime.form_needs.values() for name in names)
 
 
 def _named(first: str) -> RuntimeChoice:
@@ -315,7 +320,7 @@ def _check(choice: RuntimeChoice, text: str) -> None:
         raise Usage(f"{text}: {choice.name} has no precision {choice.precision}; {has}")
 
 
-def _python_for(runtime: Runtime, choice: RuntimeChoice, at: RuntimePlaces) -> str:
+def _python_for(runtime: Runtime, choice: RuntimeChoice, at: RuntimePlaces, form: str) -> str:
     """Return the interpreter for a runtime: the named one, the reference's, ours, that of the folder."""
     if choice.python:
         return find_python(choice.python, folder=at.folder, environment=at.environment, own_prefix=at.own_prefix).path
@@ -324,9 +329,9 @@ def _python_for(runtime: Runtime, choice: RuntimeChoice, at: RuntimePlaces) -> s
     found = find_python("", folder=at.folder, environment=at.environment, own_prefix=at.own_prefix).path
     for python in filter(None, (at.own_python, found)):
         prefix = at.own_prefix if python == at.own_python else os.path.dirname(os.path.dirname(python))
-        if not missing_packages(runtime, packages_in(prefix), choice.precision):
+        if not missing_packages(runtime, packages_in(prefix), choice.precision, form):
             return python
-    missing = missing_packages(runtime, packages_in(at.own_prefix), choice.precision)
+    missing = missing_packages(runtime, packages_in(at.own_prefix), choice.precision, form)
     install = install_line(runtime, at.own_python, choice.precision)
     raise MissingExtra(
         f"{choice.label} needs {', '.join(missing)}, which neither Stoker's Python nor that of this folder has",
@@ -343,11 +348,11 @@ def library_versions(choice: RuntimeChoice, python: str) -> tuple[str, ...]:
         return ()
     packages = packages_in(os.path.dirname(os.path.dirname(python)))
     needed = [name for group in _needs(runtime, choice.precision) for name in group]
-    names = dict.fromkeys(name for name in (*needed, *runtime.helpers) if name in packages)
+    names = dict.fromkeys(name for name in (*needed, *_helpers(runtime)) if name in packages)
     return tuple(f"{name}=={packages[name]}" for name in names)
 
 
-def missing_packages(runtime: Runtime, packages: Iterable[str], precision: str = "") -> tuple[str, ...]:
-    """Return the distributions that a runtime needs for a precision and an interpreter lacks."""
+def missing_packages(runtime: Runtime, packages: Iterable[str], precision: str = "", form: str = "") -> tuple[str, ...]:
+    """Return the distributions that a runtime needs for a precision and a form of models, and an interpreter lacks."""
     present = set(packages)
-    return tuple(group[0] for group in _needs(runtime, precision) if not present & set(group))
+    return tuple(group[0] for group in _needs(runtime, precision, form) if not present & set(group))

@@ -181,7 +181,7 @@ class SlurmLauncher:
     def look(self, pool: Pool, *, fleet: str, known: Sequence[Allocation] = ()) -> tuple[AllocationStatus, ...]:
         reply = self._commands.read(pool.via, _SQUEUE)
         if reply.exit_code:
-            raise NoBackend(f"squeue: {one_line(reply.err, 300)}", host=pool.via)
+            raise _no_queue(reply, pool)
         seen = read_queue(reply.out, pool, fleet=fleet)
         found = {one.backend_id: self._with_exit(pool, one) for one in seen}
         missing = [one for one in known if one.backend_id not in found]
@@ -197,7 +197,7 @@ class SlurmLauncher:
         # By their ids alone: `--state=PENDING` with one member of an array cancels all that wait (Slurm 22.05).
         reply = self._commands.read(pool.via, _PENDING)
         if reply.exit_code:
-            raise NoBackend(f"squeue: {one_line(reply.err, 300)}", host=pool.via)
+            raise _no_queue(reply, pool)
         if waiting := set(reply.out.split()) & set(ids):
             self._scancel(pool, sorted(waiting))
         # Without a signal Slurm kills after KillWait (30 s by default), whatever the worker still has to save. Last:
@@ -394,6 +394,11 @@ def _checked_id(id: str) -> str:
     return id
 
 
+def _no_queue(reply: ProbeOutput, pool: Pool) -> NoBackend:
+    text = one_line(reply.err or f"exit {reply.exit_code}, and no message", 300)
+    return NoBackend(f"squeue: {text}", hint="run it yourself: squeue --me", host=pool.via)
+
+
 def _refusal(reply: ProbeOutput, where: str) -> StokerError:
     lines = [line.removeprefix("sbatch: ").removeprefix("error: ") for line in reply.err.splitlines() if line.strip()]
     text = one_line("; ".join(lines) or f"exit {reply.exit_code}", 400)
@@ -419,6 +424,7 @@ def _check_version(reply: ProbeOutput, pool: Pool) -> Check:
 def _check_answer(reply: ProbeOutput) -> Check:
     text = one_line((reply.err or reply.out).replace("sbatch: ", ""), 300)
     if reply.exit_code:
+        text = text or f"sbatch: exit {reply.exit_code}, and no message"
         return Check("backend", CheckStatus.BAD, text, _hint(text))
     return Check("backend", CheckStatus.OK, text)
 

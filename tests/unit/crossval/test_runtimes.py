@@ -28,6 +28,17 @@ def test_a_choice_is_a_name_with_keys():
     assert (request.model, request.sha256, request.device, request.threads) == ("m", "ab", "cuda:1", 4)
 
 
+def test_what_a_form_of_models_needs_is_asked_before_it_starts(tmp_path: Path):
+    site = tmp_path / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
+    for name in ("torch", "transformers"):
+        (site / f"{name}-1.0.dist-info").mkdir(parents=True)
+    at = RuntimePlaces(environment={}, folder=str(tmp_path), own_prefix=str(tmp_path), own_python=sys.executable)
+    assert plugin_command(read_runtime("torch"), at, form="safetensors").argv[0] == sys.executable
+    with pytest.raises(MissingExtra, match="torch needs accelerate, gguf, which") as caught:
+        plugin_command(read_runtime("torch"), at, form="gguf")
+    assert "pip install torch transformers accelerate gguf" in caught.value.hint
+
+
 def test_an_address_is_a_server_and_a_path_a_program(tmp_path: Path):
     server = read_runtime("http://127.0.0.1:1/v1#m,env=STOKER_SERVER_KEY")
     assert (server.name, server.url, server.label) == ("server", "http://127.0.0.1:1/v1#m", "server")

@@ -279,6 +279,10 @@ def test_a_worker_that_left_when_slurm_told_it_to_has_not_failed(code: str, caus
 
 
 def test_a_controller_that_does_not_answer_ends_nothing() -> None:
+    slurm, _ = launcher(squeue=ProbeOutput(out="", exit_code=1))
+    with pytest.raises(NoBackend, match="squeue: exit 1, and no message") as caught:
+        slurm.look(here(), fleet="4c1d")
+    assert caught.value.hint == "run it yourself: squeue --me"
     slurm, _ = launcher(squeue=ProbeOutput(out="", err="slurm_load_jobs error: Unable to contact", exit_code=1))
     with pytest.raises(NoBackend, match="Unable to contact"):
         slurm.look(here(), fleet="4c1d", known=[changed(ONE, backend_id="7")])

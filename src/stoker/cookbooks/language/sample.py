@@ -211,7 +211,9 @@ class Sampler:
             text = self._template.render(turns, opens=True)
         except UnwrittenError as error:
             message = f"the chat template of the base failed: {error}"
-            raise BadInput(message, hint="complete prompts without it") from error
+            raise BadInput(
+                message, hint="complete prompts without it: plain=true, or --plain of stoker chat"
+            ) from error
         return self._tokens_of(text, adds_specials=self._template.adds_specials)
 
     def _tokens_of(self, text: str, *, adds_specials: bool) -> list[int]:
@@ -245,8 +247,12 @@ class Sampler:
         return str(self._tokenizer.decode(made, skip_special_tokens=True))
 
     def _next(self, logits: Tensor, draws: torch.Generator) -> int:
+        """Return the token that follows. Raises `BadInput` if the model's numbers are not finite."""
         import torch
 
+        if not torch.isfinite(logits.max()):
+            message = "the model's logits are not finite: its weights are not, or too large for this precision"
+            raise BadInput(message, hint="train it again with a lower learning rate, or use another precision")
         if self._temperature == 0:
             return int(logits.argmax())
         # Relative to the largest: no overflow at any temperature.

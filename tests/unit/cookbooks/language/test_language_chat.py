@@ -93,6 +93,18 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Sequence[int]], Scrip
     return script
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_numbers_that_are_not_finite_are_no_answer(
+    monkeypatch: pytest.MonkeyPatch, value: str, temperature: float
+) -> None:
+    odd = torch.full((1, 264), float(value))
+    monkeypatch.setattr("stoker.cookbooks.language.chat.slot_logits", lambda *_: lambda _: odd)
+    session = ChatSession(setup_of("tiny", temperature=temperature), lambda _: None)
+    with pytest.raises(BadInput, match="logits are not finite"):
+        list(session.answer("base", "hi"))
+
+
 def without_template(folder: Path, *, template: Any = None) -> Path:
     """Write a tiny base whose tokenizer knows nothing of ChatML, and adds its first token to every text."""
     write_base(folder, TinyShape(hidden=32))
