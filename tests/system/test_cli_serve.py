@@ -101,6 +101,24 @@ def test_it_serves_says_where_and_ends_in_order(shell: Shell, started):
     assert again.end(signal.SIGINT).code == 130
 
 
+def test_the_launcher_beside_it_ends_first_and_gives_its_pools_back(shell: Shell, started):
+    pools = shell.folder / "cluster.yaml"
+    pools.write_text("pools: [{name: here, backend: local, each: {cpu_cores: 1}, max: 1}]\n")
+    words = ("--listen", "0.0.0.0:0", "--advertise", "127.0.0.1", "--cluster", str(pools))
+
+    def watcher() -> str:
+        done = shell.stoker("pools", "--json")
+        return str(done.objects()[0].get("watcher", done.out)) if done.code == 0 else ""
+
+    served = serve(shell, started, *words, "--launch")
+    wait_until(lambda: bool(watcher()))
+    ended = served.end()
+    assert (ended.code, "can't be reached" in ended.err, "problem" in ended.err) == (143, False, False), ended.err
+    serve(shell, started, *words)
+    wait_until(lambda: shell.stoker("pools", "--json").code == 0)
+    assert watcher() == ""
+
+
 def test_nothing_listens_beyond_loopback_without_tls(shell: Shell, started):
     served = serve(shell, started, "--listen", "0.0.0.0:0", "--advertise", "desk.example.org")
     assert served.url.startswith("https://desk.example.org:")

@@ -545,15 +545,18 @@ class App:
         """What Stoker needs of this machine beside its hardware."""
         from stoker.devices.checkup import survey
         from stoker.host.writers import reflink
-        from stoker.protocol.discovery import DEFAULT_PORT
+        from stoker.protocol.discovery import DEFAULT_PORT, living_coordinator
 
         settings = self.settings
+        own = living_coordinator(settings.state)
+        # The coordinator of this home may have the port.
+        ports = () if own is not None and own.url.endswith(f":{DEFAULT_PORT}") else (DEFAULT_PORT,)
         places = {"store": settings.store, "runs": settings.runs, "scratch": settings.scratch}
         return survey(
             {**places, "Hugging Face cache": self.hub_settings("").cache},
             contain=lambda: self.containment,
             reflink=reflink,
-            ports=(DEFAULT_PORT,),
+            ports=ports,
         )
 
     @cached_property

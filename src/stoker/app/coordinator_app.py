@@ -75,8 +75,17 @@ class CoordinatorProcess:
         self._version = version
         self._read_manifest = read_manifest
 
-    def run(self, *, on_ready: Callable[[ListeningCoordinator], None], say: Callable[[str], None]) -> int:
-        """Serve until a signal ends it, and give the exit code. `say` hears what a log should have."""
+    def run(
+        self,
+        *,
+        on_ready: Callable[[ListeningCoordinator], None],
+        say: Callable[[str], None],
+        before_end: Callable[[], None] = lambda: None,
+    ) -> int:
+        """Serve until a signal ends it, and return the exit code. `say` gets what a log should have.
+
+        `before_end` is called after the signal, while requests are still answered.
+        """
         from stoker.protocol.discovery import announce_start, withdraw_start
 
         if self._options.cluster:
@@ -87,11 +96,17 @@ class CoordinatorProcess:
         # Importing the server takes seconds on a slow machine, and commands of this home wait meanwhile.
         announce_start(self._settings.state)
         try:
-            return self._serve(on_ready=on_ready, say=say)
+            return self._serve(on_ready=on_ready, say=say, before_end=before_end)
         finally:
             withdraw_start(self._settings.state)
 
-    def _serve(self, *, on_ready: Callable[[ListeningCoordinator], None], say: Callable[[str], None]) -> int:
+    def _serve(
+        self,
+        *,
+        on_ready: Callable[[ListeningCoordinator], None],
+        say: Callable[[str], None],
+        before_end: Callable[[], None],
+    ) -> int:
         from stoker.coordinator.http.access import is_loopback, rules_for
         from stoker.coordinator.http.pages import read_public_url
 
@@ -159,6 +174,7 @@ class CoordinatorProcess:
                 pulse=CoordinatorWatchdog(beat=supervisor.alive, every_s=every_s)
                 if (every_s := supervisor.beats_every_s)
                 else None,
+                before_end=before_end,
             )
             held.callback(supervisor.ending)
             return CoordinatorServer(stage).run()

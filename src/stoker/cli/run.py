@@ -453,9 +453,10 @@ def read_data(words: Sequence[str]) -> dict[str, str]:
     for word in words:
         name, _, source = word.partition("=")
         if not source or not ("/" in name or (name.isidentifier() and name.isascii())):
-            raise Usage(
-                f"--data {word}: not PATH=SOURCE", hint="--data data/corpus=../corpus, or --data DATA=../corpus"
-            )
+            hint = "--data data/corpus=../corpus, or --data DATA=../corpus"
+            if not source:
+                hint += f"; an argument of a recipe has no dashes: data={word}"
+            raise Usage(f"--data {word}: not PATH=SOURCE", hint=hint)
         name = placed_path(name) if "/" in name else name
         if name in found:
             raise Usage(f"--data {word}: {name} is already {found[name]}", hint="give each path once")

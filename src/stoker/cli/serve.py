@@ -136,11 +136,15 @@ def perform(call: CommandContext, given: dict[str, Any]) -> int:
         if watcher is not None:
             watcher.start()
 
-    try:
-        code = serving.run(on_ready=on_ready, say=out.note)
-    finally:
+    def before_end() -> None:
+        # It gives back its leases of pools, so that the next watcher need not wait until they expire.
         if watcher is not None:
             watcher.close()
+
+    try:
+        code = serving.run(on_ready=on_ready, say=out.note, before_end=before_end)
+    finally:
+        before_end()
     out.note("stopped")
     return code
 

@@ -99,6 +99,8 @@ class ServerSetup:
     local: CoordinatorSocket | None = None
     pulse: CoordinatorWatchdog | None = None
     """The watchdog, which gets a beat while the event loop runs."""
+    before_end: Callable[[], None] = lambda: None
+    """Called in another thread after the first signal; until it returns, requests are answered."""
 
 
 class CoordinatorServer:
@@ -112,6 +114,7 @@ class CoordinatorServer:
         self._server: uvicorn.Server | None = None
         self._served: HostedService | None = None
         self._reloading: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
 
     def run(self) -> int:
         """Serve, and return the exit code."""
@@ -193,8 +196,15 @@ class CoordinatorServer:
             self._stage.say("exiting now")
             self._stage.leave(_ENDINGS[number])
             return
-        self._code = _ENDINGS[number]
+        self._code, self._is_ending = _ENDINGS[number], True
         self._stage.say("stopping… (a second signal exits at once)")
+        self._closing = asyncio.ensure_future(self._end_in_order())
+
+    async def _end_in_order(self) -> None:
+        try:
+            await asyncio.to_thread(self._stage.before_end)
+        except Exception:  # noqa: BLE001 - it ends all the same
+            LOG.exception("could not end what belongs to the coordinator")
         self._begin_end()
 
     def _begin_end(self) -> None:

@@ -99,5 +99,14 @@ class ListeningCoordinator:
 class RunnableCoordinator(Protocol):
     """A coordinator that can be run."""
 
-    def run(self, *, on_ready: Callable[[ListeningCoordinator], None], say: Callable[[str], None]) -> int:
-        """Serve until a signal, and return the exit code. `say` is called with log lines."""
+    def run(
+        self,
+        *,
+        on_ready: Callable[[ListeningCoordinator], None],
+        say: Callable[[str], None],
+        before_end: Callable[[], None],
+    ) -> int:
+        """Serve until a signal, and return the exit code. `say` is called with log lines, `before_end` after the signal.
+
+        Until `before_end` returns, requests are answered.
+        """
