@@ -22,6 +22,9 @@ from stoker.core.text import lazy_pattern, whole_number
 
 _TAGS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 _NESTED = (dict, list, tuple)
+_FLOAT_DIGITS = 308
+"""As many digits every float holds."""
+_MOST_DIGITS = 4300
 _SURROGATE = lazy_pattern("[\ud800-\udfff]")
 
 
@@ -52,7 +55,7 @@ def loads_strict(data: bytes, *, most_bytes: int, most_levels: int = 64) -> Any:
     """Read JSON that others may have edited, so that two readers can't read it in two ways.
 
     Raises `ValueError` for what `loads` refuses, for text that is not UTF-8, a key that an object has twice, a number
-    that no float holds (1e400), more than `most_bytes`, and nesting beyond `most_levels`.
+    that no float holds (1e400, or as many digits), more than `most_bytes`, and nesting beyond `most_levels`.
     """
     if len(data) > most_bytes:
         message = f"more than {most_bytes:,} bytes"
@@ -90,6 +93,24 @@ def _finite(text: str) -> float:
         message = f"{text[:40]} is beyond the largest number"
         raise ValueError(message)
     return value
+
+
+def _whole(text: str) -> int:
+    if len(text) > _FLOAT_DIGITS:
+        if len(text) > _MOST_DIGITS:
+            # More than Python reads.
+            message = f"a number of {len(text):,} digits is too long"
+            raise ValueError(message)
+        _finite(text)
+    return int(text)
+
+
+def as_float(number: float) -> float:
+    """Return a number as a float: an infinity for a whole number that no float holds."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
 
 
 def _write(value: object, indent: int | None, *, sort_keys: bool) -> str:
@@ -167,7 +188,9 @@ def _refuse_constant(name: str) -> Any:
 _COMPACT = json.JSONEncoder(allow_nan=False, ensure_ascii=False, check_circular=False, separators=(",", ":"))
 _PLAIN = json.JSONDecoder(parse_constant=_refuse_constant)
 _TAGGED = json.JSONDecoder(parse_constant=_refuse_constant, object_hook=_untag)
-_STRICT = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite, object_pairs_hook=_unique)
+_STRICT = json.JSONDecoder(
+    parse_constant=_refuse_constant, parse_float=_finite, parse_int=_whole, object_pairs_hook=_unique
+)
 
 
 MOST_WHOLE = 1 << 60

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from stoker.core.clock import Clock
 from stoker.core.errors import LocalFile, StokerError, Usage, exit_code_of
 from stoker.core.frozen import fresh, frozen
-from stoker.core.jsontext import dumps, loads
+from stoker.core.jsontext import dumps, loads_strict
 from stoker.core.text import counted, first_line
 from stoker.crossval.gate_rule import quantile_of
 from stoker.crossval.measures import CPU, WALL, Value, read_measures
@@ -330,14 +330,14 @@ def is_result(path: str) -> bool:
 def read_result(path: str) -> BenchResult:
     """Read a result. Raises `LocalFile` for a file that is none, or damaged, or of a later version."""
     try:
-        body = loads(read_regular(path, _MOST_BYTES))
+        body = loads_strict(read_regular(path, _MOST_BYTES), most_bytes=_MOST_BYTES)
         if body["format"] != FORMAT or body["version"] != VERSION:
             raise LocalFile(
                 f"{path}: not a benchmark result of version {VERSION}", hint="write it again with stoker bench"
             )
         return BenchResult(
             subject=_map(body["subject"]),
-            machine=_map(body["machine"]),
+            machine=_machine(body["machine"]),
             versions=_map(body["versions"]),
             runs=tuple(map(_run, body["runs"])),
             warmup=int(body["warmup"]),
@@ -346,7 +346,7 @@ def read_result(path: str) -> BenchResult:
             error=None if body["error"] is None else _map(body["error"]),
             about=_map(body["about"]),
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ArithmeticError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise LocalFile(
             f"{path}: not a benchmark result: {first_line(error)}", hint="write it again with stoker bench"
         ) from error
@@ -366,6 +366,15 @@ def _run(raw: Any) -> BenchRun:
         peak_bytes=None if raw["peak_bytes"] is None else int(raw["peak_bytes"]),
         energy_j=None if raw["energy_j"] is None else {str(k): float(v) for k, v in _map(raw["energy_j"]).items()},
     )
+
+
+def _machine(raw: Any) -> dict[str, Any]:
+    machine = _map(raw)
+    devices = machine.get("devices", [])
+    if not isinstance(devices, list) or not all(isinstance(one, dict) for one in devices):
+        message = f"devices {devices!r:.40} are no list of objects"
+        raise TypeError(message)
+    return machine
 
 
 def _map(raw: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stoker.core.frozen import changed, fields_of, frozen
+from stoker.core.jsontext import as_float
 from stoker.core.text import lazy_pattern
 
 SCHEMAS = ("1.0.0", "1.0")
@@ -159,4 +160,4 @@ def _speed(value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
         message = "has no valid tokens_per_second"
         raise ValueError(message)  # noqa: TRY004 - the file is wrong, not a type in the program
-    return float(value)
+    return as_float(value)

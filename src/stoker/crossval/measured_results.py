@@ -15,6 +15,7 @@ from statistics import fmean, median
 from typing import Any, Literal
 
 from stoker.core.frozen import fresh, frozen
+from stoker.core.jsontext import as_float
 from stoker.store.statements import TEST_RESULT, Statement, Subject
 
 Outcome = Literal["passed", "warned", "failed"]
@@ -49,7 +50,10 @@ class MeasuredValues:
             return self.values
         if not all(map(math.isfinite, self.values)):
             return (math.nan,)
-        return (fmean(self.values) if self.take == "mean" else median(self.values),)
+        try:
+            return (fmean(self.values) if self.take == "mean" else median(self.values),)
+        except OverflowError:
+            return (math.inf,)
 
     @property
     def worst(self) -> float | None:
@@ -268,7 +272,7 @@ def _number(value: object) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
         message = f"{str(value)[:40]!r} is not a number"
         raise ValueError(message)  # noqa: TRY004 - the file is wrong, not a type in the program
-    return float(value)
+    return as_float(value)
 
 
 def _text(value: object) -> str:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from stoker.core.errors import Usage
 from stoker.core.frozen import frozen
-from stoker.core.jsontext import loads
+from stoker.core.jsontext import as_float, loads
 from stoker.core.text import lazy_pattern
 from stoker.crossval.gate_rule import GateLimit, quantile_of, time_limit
 from stoker.engine.metrics.metric_names import Direction, known_direction, words_of
@@ -94,9 +94,9 @@ def _of_line(line: str) -> Iterable[tuple[str, Value]]:
 
 def _value(raw: object) -> Value | None:
     if type(raw) in (int, float):
-        return float(raw)  # type: ignore[arg-type]  # one of the two
+        return as_float(raw)  # type: ignore[arg-type]  # one of the two
     if isinstance(raw, list) and raw and all(type(one) in (int, float) for one in raw):
-        return tuple(float(one) for one in raw[:_MOST_VALUES])
+        return tuple(as_float(one) for one in raw[:_MOST_VALUES])
     return None
 
 

@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from stoker.core.digests import digest_bytes, digest_value
+from stoker.core.jsontext import as_float
 from stoker.core.text import counted
 from stoker.crossval.bench import BenchResult
 from stoker.crossval.evidence import REAL, InferenceEvidence
@@ -253,7 +254,7 @@ def _environment(versions: Mapping[str, str]) -> dict[str, str]:
 
 
 def _number(value: object, default: float) -> float:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else default
+    return as_float(value) if isinstance(value, int | float) and not isinstance(value, bool) else default
 
 
 def _listed(value: object) -> Sequence[object]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from stoker.core.errors import BadInput, LocalFile, NotVerified
 from stoker.core.frozen import changed, frozen
-from stoker.core.jsontext import loads
+from stoker.core.jsontext import MOST_WHOLE, loads_strict
 from stoker.core.text import counted, first_line
 from stoker.crossval.gate_rule import (
     Document,
@@ -78,13 +78,17 @@ def read_documents(path: str) -> tuple[DocumentScore, ...]:
         if not line.strip():
             continue
         try:
-            body = loads(line)
+            body = loads_strict(line.encode(), most_bytes=_MOST_BYTES)
             one = DocumentScore(name=str(body["document"]), tokens=int(body["tokens"]), nll=float(body["nll"]))
-        except (ValueError, KeyError, TypeError) as error:
+        except (ArithmeticError, KeyError, TypeError, ValueError) as error:
             raise LocalFile(
                 f"{path}, line {number}: not a scored document: {first_line(error)}",
                 hint='{"document": "a.txt", "tokens": 120, "nll": 310.5}',
             ) from error
+        if one.tokens > MOST_WHOLE:
+            raise LocalFile(
+                f"{path}, line {number}: a document of more than {MOST_WHOLE} tokens", hint="count them again"
+            )
         if one.tokens < 1:
             raise LocalFile(f"{path}, line {number}: a document without tokens", hint="leave it out")
         found.append(one)

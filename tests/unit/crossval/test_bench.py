@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -125,6 +126,13 @@ def test_energy_is_the_difference_of_two_readings_of_the_same_devices() -> None:
         {"runs": [{"measures": {"x": "fast"}}]},
         {"runs": 3},
         {"machine": []},
+        {"machine": {"devices": [[]]}},
+        {"machine": {"devices": [1]}},
+        {"machine": {"devices": {}}},
+        {"runs": [{"measures": {}, "at_s": 10**400, "peak_bytes": None, "energy_j": None}]},
+        {"runs": [{"measures": {"x": 10**400}, "at_s": 0, "peak_bytes": None, "energy_j": None}]},
+        {"runs": [{"measures": {"x": [10**400]}, "at_s": 0, "peak_bytes": None, "energy_j": None}]},
+        {"runs": [{"measures": {}, "at_s": 0, "peak_bytes": math.inf, "energy_j": None}]},
     ],
 )
 def test_a_file_that_is_no_result_is_refused(change: dict, tmp_path: Path) -> None:

@@ -220,7 +220,16 @@ def test_documents_are_compared_by_name_and_must_have_the_same_tokens() -> None:
 
 
 @pytest.mark.parametrize(
-    "line", ["{}", "nonsense", '{"document": "a", "tokens": 0, "nll": 1}', '{"document": "a", "tokens": "x", "nll": 1}']
+    "line",
+    [
+        "{}",
+        "nonsense",
+        '{"document": "a", "tokens": 0, "nll": 1}',
+        '{"document": "a", "tokens": "x", "nll": 1}',
+        f'{{"document": "a", "tokens": 1{"0" * 300}, "nll": 1}}',
+        f'{{"document": "a", "tokens": 1, "nll": {"9" * 400}}}',
+        '{"document": "a", "tokens": {"$float": "inf"}, "nll": 1}',
+    ],
 )
 def test_a_line_that_is_no_scored_document_is_named(line: str, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
@@ -286,12 +295,16 @@ def test_a_benchmark_that_did_not_finish_is_no_side(error: BaseException, tmp_pa
         (".", Usage, "is a folder without a model"),
         ("twice.json", LocalFile, "given twice"),
         ("words.json", Usage, "neither can be run nor has measurements"),
+        ("large.json", LocalFile, "beyond the largest number"),
+        ("long.json", LocalFile, "a number of 5,000 digits is too long"),
     ],
 )
 def test_a_text_that_is_no_side_is_named(text: str, kind: type[StokerError], message: str, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
     (tmp_path / "old.py").write_text("print('latency_ms=1')")
     (tmp_path / "twice.json").write_text('{"perplexity": 1, "perplexity": 2}')
+    (tmp_path / "large.json").write_text(f'{{"perplexity": {"9" * 400}}}')
+    (tmp_path / "long.json").write_text(f'{{"perplexity": {"9" * 5000}}}')
     (tmp_path / "words.json").write_text('{"name": ["a"]}')
     with pytest.raises(kind, match=message) as raised:
         read_side(text, folder=str(tmp_path), search="/bin:/usr/bin")

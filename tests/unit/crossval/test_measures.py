@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from stoker.core.errors import Usage
@@ -29,6 +31,9 @@ from stoker.engine.metrics.metric_names import Direction
         ("the latency was fine in 2026", {}),
         ("--latency=fast", {}),
         ("speed=3", {}),
+        (f'{{"latency_ms": {"9" * 400}}}', {"latency_ms": math.inf}),
+        (f'{{"latency_ms": [1, -{"9" * 400}]}}', {"latency_ms": (1.0, -math.inf)}),
+        (f'{{"latency_ms": {"9" * 5000}}}', {"latency_ms": math.inf}),
         ('{"latency_ms": []}', {}),
         ('{"latency_ms": "3"}', {}),
         ('{"latency_ms": 3', {"latency_ms": 3.0}),

@@ -69,6 +69,8 @@ def test_no_flipped_byte_changes_what_a_statement_says_unnoticed():
         (STATEMENT.to_bytes()[:-9], "is not JSON"),
         (b'{"a":1,"a":2}', "the key 'a' is given twice"),
         (b'{"a":1e400}', "beyond the largest number"),
+        (b'{"a":-' + b"9" * 309 + b"}", "beyond the largest number"),
+        (b'{"a":' + b"9" * 4301 + b"}", "a number of 4,301 digits is too long"),
         (b'{"a":NaN}', "NaN is not JSON"),
         (b'{"a":' + b"[" * 80 + b"]" * 80 + b"}", "nested"),
         (b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested"),
