@@ -282,7 +282,7 @@ def install_line(runtime: Runtime, python: str, precision: str = "") -> str:
     """Return the line to type that installs what a runtime needs."""
     if runtime.name == "llama.cpp":
         return "stoker reference fetch"
-    names = (*(group[0] for group in _needs(runtime, precision)), *_helpers(runtime))
+    names = (*(group[0] for group in _needs(runtime, precision)), *_form_packages(runtime))
     return f"{python} -m pip install {' '.join(dict.fromkeys(names))}"
 
 
@@ -291,7 +291,7 @@ def _needs(runtime: Runtime, precision: str, form: str = "") -> tuple[tuple[str,
     return (*runtime.needs, *of_form, *(_FOUR_BIT if precision.startswith("4bit") else ()))
 
 
-def _helpers(runtime: Runtime) -> tuple[str, ...]:
+def _form_packages(runtime: Runtime) -> tuple[str, ...]:
     return tuple(name for names in runtime.form_needs.values() for name in names)
 
 
@@ -348,7 +348,7 @@ def library_versions(choice: RuntimeChoice, python: str) -> tuple[str, ...]:
         return ()
     packages = packages_in(os.path.dirname(os.path.dirname(python)))
     needed = [name for group in _needs(runtime, choice.precision) for name in group]
-    names = dict.fromkeys(name for name in (*needed, *_helpers(runtime)) if name in packages)
+    names = dict.fromkeys(name for name in (*needed, *_form_packages(runtime)) if name in packages)
     return tuple(f"{name}=={packages[name]}" for name in names)
 
 
