@@ -106,7 +106,7 @@ class RunnableCoordinator(Protocol):
         say: Callable[[str], None],
         before_end: Callable[[], None],
     ) -> int:
-        """Serve until a signal, and return the exit code. `say` is called with log lines, `before_end` after the signal.
+        """Serve until a signal, and return the exit code. `say` is called with log lines, `before_end` after one.
 
         Until `before_end` returns, requests are answered.
         """
