@@ -108,7 +108,7 @@ def test_a_benchmark_runs_and_says_what_it_measured(name: str, bench: Path) -> N
     ("script", "part"),
     [
         ("adapters_nf4.py", "nf4-512"),
-        ("adapters_general.py", "gpt2-together"),
+        pytest.param("adapters_general.py", "gpt2-together", marks=pytest.mark.slow),
         pytest.param("adapters_company.py", "8x512", marks=pytest.mark.slow),
         pytest.param("adapters_peft.py", "eager-bf16", marks=pytest.mark.slow),
         pytest.param("adapters_run.py", "nf4-512", marks=pytest.mark.slow),
