@@ -20,7 +20,7 @@ from stoker.cookbooks.language.arguments import BaseDtype, can_compile
 from stoker.cookbooks.language.compute.decoding import KeyValueCache, SequenceCache
 from stoker.cookbooks.language.compute.frozen_base import EMBEDDING, HEAD, DecoderShape, shape_of
 from stoker.cookbooks.language.compute.int8 import Int8Matrix, dequantise_int8, quantise_int8
-from stoker.cookbooks.language.compute.math import takes_ragged
+from stoker.cookbooks.language.compute.math import HeadNorms, takes_ragged
 from stoker.cookbooks.language.compute.matrices import AdaptableShape
 from stoker.cookbooks.language.compute.module_copies import OuterModule
 from stoker.cookbooks.language.compute.nf4 import QuantisedMatrix, dequantise, quantise, tables
@@ -85,6 +85,11 @@ class LayerWeights:
     gate_up_bias: torch.Tensor | None
     down: torch.Tensor
     down_bias: torch.Tensor | None
+
+    @property
+    def head_norms(self) -> HeadNorms | None:
+        """The norms of queries and keys, if heads have norms."""
+        return None if self.q_norm is None or self.k_norm is None else (self.q_norm, self.k_norm)
 
 
 _MATRICES: Mapping[str, tuple[str, ...]] = {

@@ -26,7 +26,7 @@ from stoker.cookbooks.language.compute.banks import (
 from stoker.cookbooks.language.compute.base_weights import LayerWeights
 from stoker.cookbooks.language.compute.decoding import KeyValueCache
 from stoker.cookbooks.language.compute.frozen_base import MEMBERS, DecoderShape
-from stoker.cookbooks.language.compute.math import AttentionGradients, AttentionMask, PointwiseKernels, attend
+from stoker.cookbooks.language.compute.math import Angles, AttentionGradients, AttentionMask, PointwiseKernels, attend
 from stoker.devices.estimate.shared_base import CHUNK_BYTES
 
 # Dropout whose every choice is a function of member, update and position: independent of other members.
@@ -87,9 +87,7 @@ class PassContext:
 
     shape: DecoderShape
     mask: AttentionMask
-    cos: Tensor
-    sin: Tensor
-    """`[rows, T, 1, head_dim / 2]`."""
+    angles: Angles
     kernels: PointwiseKernels
     keeps: bool
     """True if a backward pass follows."""
@@ -148,7 +146,7 @@ def forward_block(
     rows, length = now.mask.positions.shape
     raw = qkv.view(rows, length, -1, model.head_dim)
     heads, kv_heads = model.heads, model.kv_heads
-    turned = kernels.rotate_heads(_normed_heads(raw, layer, heads, kv_heads, now), heads + kv_heads, now.cos, now.sin)
+    turned = kernels.norm_rotate(raw, heads, layer.head_norms, eps, now.angles)
     window = now.shape.windows[number]
     if now.cache is not None:
         seen, tape = now.cache.attend(number, turned, heads, window), None
@@ -164,7 +162,7 @@ def forward_block(
     (out,) = wide("down", gated, (layer.down, layer.down_bias))
     if not now.keeps:
         return middle, out, None
-    kept_raw = raw if layer.q_norm is not None else None
+    kept_raw = None if layer.head_norms is None else raw
     kept = SavedActivations(
         x=x, raw=kept_raw, attention=tape, seen=seen, middle=middle, gate=gate, up=up, narrow=narrow, products=products
     )
@@ -223,11 +221,10 @@ def backward_block(  # noqa: PLR0913, PLR0917 - what a block's gradients are mad
     back, dseen = wide_back("o", (dmiddle, layer.o))
     finish("o", back, kept.seen)
     assert kept.attention is not None  # noqa: S101 - only without a cache is anything kept
-    dq, dk, dv = kept.attention(dseen)
-    dturned = _turned_back(dq, dk, dv, now)
-    dqkv = _normed_heads_backward(dturned, kept, layer, model.heads, model.kv_heads, now).view(*dx.shape[:2], -1)
+    dturned = kept.attention(dseen)
+    dqkv = kernels.norm_rotate_backward(dturned, kept.raw, layer.head_norms, eps, now.angles)
 
-    back, dnormed = wide_back("qkv", (dqkv, layer.qkv))
+    back, dnormed = wide_back("qkv", (dqkv.view(*dx.shape[:2], -1), layer.qkv))
     dx, normed = kernels.norm_backward(kept.x, layer.norm1, eps, dnormed, dmiddle)
     finish("qkv", back, normed)
     return dx
@@ -238,17 +235,6 @@ def _begins(weights: Iterable[Tensor]) -> list[int]:
     return [0, *accumulate(map(len, weights))][:-1]
 
 
-def _turned_back(dq: Tensor, dk: Tensor, dv: Tensor, now: PassContext) -> Tensor:
-    """Undo the rotation of queries and keys on gradients, and put all three side by side."""
-    heads, kv_heads = dq.shape[2], dk.shape[2]
-    into = torch.empty(*dq.shape[:2], heads + 2 * kv_heads, dq.shape[3], dtype=dq.dtype, device=dq.device)
-    back = -now.sin
-    now.kernels.rotate_into(dq, now.cos, back, into[:, :, :heads])
-    now.kernels.rotate_into(dk, now.cos, back, into[:, :, heads : heads + kv_heads])
-    into[:, :, heads + kv_heads :] = dv
-    return into
-
-
 def _seen(given: Tensor, number: int, group: str, now: PassContext) -> Tensor:
     """Return the adapters' input: the group's input after dropout."""
     return given if now.dropping is None else now.dropping.applied(given, _place(number, group))
@@ -256,28 +242,6 @@ def _seen(given: Tensor, number: int, group: str, now: PassContext) -> Tensor:
 
 def _place(number: int, group: str) -> int:
     return number * len(_GROUPS) + _GROUPS.index(group)
-
-
-def _normed_heads(raw: Tensor, layer: LayerWeights, heads: int, kv_heads: int, now: PassContext) -> Tensor:
-    if layer.q_norm is None or layer.k_norm is None:
-        return raw
-    q, k, v = raw.split([heads, kv_heads, kv_heads], dim=2)
-    norm, eps = now.kernels.norm, now.shape.eps
-    return torch.cat([norm(q, layer.q_norm, eps), norm(k, layer.k_norm, eps), v], dim=2)
-
-
-def _normed_heads_backward(
-    d: Tensor, kept: SavedActivations, layer: LayerWeights, heads: int, kv_heads: int, now: PassContext
-) -> Tensor:
-    if kept.raw is None or layer.q_norm is None or layer.k_norm is None:
-        return d
-    dq, dk, dv = d.split([heads, kv_heads, kv_heads], dim=2)
-    q, k, _ = kept.raw.split([heads, kv_heads, kv_heads], dim=2)
-    back, eps = now.kernels.norm_backward, now.shape.eps
-    zero_q, zero_k = torch.zeros_like(q), torch.zeros_like(k)
-    dq, _ = back(q, layer.q_norm, eps, dq, zero_q)
-    dk, _ = back(k, layer.k_norm, eps, dk, zero_k)
-    return torch.cat([dq, dk, dv], dim=2)
 
 
 # The loss over a vocabulary, a chunk of tokens at a time: all logits are never in memory at once.

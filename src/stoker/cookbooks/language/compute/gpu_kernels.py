@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from stoker.cookbooks.language.compute.math import PackedLayout, PointwiseKernels
+from stoker.cookbooks.language.compute.math import Angles, HeadNorms, PackedLayout, PointwiseKernels
 from stoker.cookbooks.language.compute.nf4 import QuantisedMatrix, tables
 from stoker.cookbooks.language.compute.packed_attention import takes_heads
 
@@ -83,24 +83,91 @@ def _norm_backward(
 
 
 @triton.jit
-def _rotate(
-    x, cos, sin, out, x_token, x_head, o_token, o_head,
-    heads: tl.constexpr, turned: tl.constexpr, half: tl.constexpr, some: tl.constexpr, block: tl.constexpr,
+def _rotations(cos, sin, token, half: tl.constexpr, block: tl.constexpr):
+    """Return the cosines and sines of a token."""
+    column = tl.arange(0, block)[None, :]
+    at = token * half + column
+    return tl.load(cos + at, column < half, 0.0), tl.load(sin + at, column < half, 0.0)
+
+
+@triton.jit
+def _head_weights(
+    q_weight, k_weight, head, q_heads: tl.constexpr, half: tl.constexpr, block: tl.constexpr
+):  # fmt: skip
+    """Return the weights of the norm of each head, a half each."""
+    column = tl.arange(0, block)[None, :]
+    is_query, inside = head < q_heads, column < half
+    first = tl.where(is_query, tl.load(q_weight + column, inside, 0.0), tl.load(k_weight + column, inside, 0.0))
+    q_weight, k_weight = q_weight + half, k_weight + half
+    second = tl.where(is_query, tl.load(q_weight + column, inside, 0.0), tl.load(k_weight + column, inside, 0.0))
+    return first.to(tl.float32), second.to(tl.float32)
+
+
+@triton.jit
+def _norm_rotate(
+    x, q_weight, k_weight, cos, sin, out, eps, x_token, x_head,
+    heads: tl.constexpr, q_heads: tl.constexpr, turned: tl.constexpr, normed: tl.constexpr,
+    half: tl.constexpr, some: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     token = tl.program_id(0).to(tl.int64)
-    head = tl.arange(0, some)[:, None]
-    column = tl.arange(0, block)[None, :]
-    inside = (head < heads) & (column < half)
+    head, column = tl.arange(0, some)[:, None], tl.arange(0, block)[None, :]
+    inside, is_turned = (head < heads) & (column < half), head < turned
     source = x + token * x_token + head * x_head + column
     first, second = tl.load(source, inside, 0.0), tl.load(source + half, inside, 0.0)
     kind = first.dtype
     one, two = first.to(tl.float32), second.to(tl.float32)
-    at = token * half + column
-    c, s = tl.load(cos + at, column < half, 0.0), tl.load(sin + at, column < half, 0.0)
-    is_turned = head < turned
-    target = out + token * o_token + head * o_head + column
+    if normed:
+        scale = _precise_rsqrt((tl.sum(one * one, 1) + tl.sum(two * two, 1)) / (2 * half) + eps)[:, None]
+        by_one, by_two = _head_weights(q_weight, k_weight, head, q_heads, half, block)
+        one = tl.where(is_turned, ((one * scale).to(kind).to(tl.float32) * by_one).to(kind).to(tl.float32), one)
+        two = tl.where(is_turned, ((two * scale).to(kind).to(tl.float32) * by_two).to(kind).to(tl.float32), two)
+    c, s = _rotations(cos, sin, token, half, block)
+    target = out + (token * heads + head) * 2 * half + column
     tl.store(target, tl.where(is_turned, one * c - two * s, one).to(kind), inside)
     tl.store(target + half, tl.where(is_turned, two * c + one * s, two).to(kind), inside)
+
+
+@triton.jit
+def _norm_rotate_backward(
+    dq, dk, dv, x, q_weight, k_weight, cos, sin, out, eps, x_token, x_head,
+    q_token, q_head, k_token, k_head, v_token, v_head,
+    heads: tl.constexpr, q_heads: tl.constexpr, turned: tl.constexpr, normed: tl.constexpr,
+    half: tl.constexpr, some: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    token = tl.program_id(0).to(tl.int64)
+    head, column = tl.arange(0, some)[:, None], tl.arange(0, block)[None, :]
+    is_there, is_turned = (head < heads) & (column < half), head < turned
+    of_q, of_k, of_v = (
+        is_there & (head < q_heads),
+        is_there & (head >= q_heads) & is_turned,
+        is_there & (head >= turned),
+    )
+    from_q = dq + token * q_token + head * q_head + column
+    from_k = dk + token * k_token + (head - q_heads) * k_head + column
+    from_v = dv + token * v_token + (head - turned) * v_head + column
+    # Each head is in one of the three; the others are read as zero.
+    first = tl.load(from_q, of_q, 0.0) + tl.load(from_k, of_k, 0.0) + tl.load(from_v, of_v, 0.0)
+    from_q, from_k, from_v = from_q + half, from_k + half, from_v + half
+    second = tl.load(from_q, of_q, 0.0) + tl.load(from_k, of_k, 0.0) + tl.load(from_v, of_v, 0.0)
+    kind = first.dtype
+    one, two = first.to(tl.float32), second.to(tl.float32)
+    c, s = _rotations(cos, sin, token, half, block)
+    d_one, d_two = tl.where(is_turned, one * c + two * s, one), tl.where(is_turned, two * c - one * s, two)
+    if normed:
+        source = x + token * x_token + head * x_head + column
+        one = tl.load(source, is_there & is_turned, 0.0).to(tl.float32)
+        two = tl.load(source + half, is_there & is_turned, 0.0).to(tl.float32)
+        by_one, by_two = _head_weights(q_weight, k_weight, head, q_heads, half, block)
+        up_one = (d_one.to(kind).to(tl.float32) * by_one).to(kind).to(tl.float32)
+        up_two = (d_two.to(kind).to(tl.float32) * by_two).to(kind).to(tl.float32)
+        scale = _precise_rsqrt((tl.sum(one * one, 1) + tl.sum(two * two, 1)) / (2 * half) + eps)[:, None]
+        one, two = one * scale, two * scale
+        mean = ((tl.sum(up_one * one, 1) + tl.sum(up_two * two, 1)) / (2 * half))[:, None]
+        d_one = tl.where(is_turned, scale * (up_one - one * mean), d_one)
+        d_two = tl.where(is_turned, scale * (up_two - two * mean), d_two)
+    target = out + (token * heads + head) * 2 * half + column
+    tl.store(target, d_one.to(kind), is_there)
+    tl.store(target + half, d_two.to(kind), is_there)
 
 
 @triton.jit
@@ -264,6 +331,22 @@ def _tiles(rows: _Rows) -> dict[str, int]:
     }
 
 
+def _contiguous(angles: Angles) -> Angles:
+    cos, sin = angles
+    return cos.contiguous(), sin.contiguous()
+
+
+def _heads(rows: _Rows) -> dict[str, int]:
+    """Return the sizes of the heads of one token, which one program takes in two halves."""
+    half = rows.width // 2
+    return {
+        "heads": rows.heads,
+        "half": half,
+        "some": triton.next_power_of_2(rows.heads),
+        "block": triton.next_power_of_2(half),
+    }
+
+
 class GpuKernels(PointwiseKernels):
     """The operations as kernels. Tensors may have any number of rows; results are contiguous."""
 
@@ -299,23 +382,37 @@ class GpuKernels(PointwiseKernels):
         )  # fmt: skip
         return out, normed
 
-    def rotate_heads(self, qkv: Tensor, heads: int, cos: Tensor, sin: Tensor) -> Tensor:
+    def norm_rotate(self, qkv: Tensor, heads: int, norms: HeadNorms | None, eps: float, angles: Angles) -> Tensor:
         out = torch.empty(qkv.shape, dtype=qkv.dtype, device=qkv.device)
-        self._rotate(qkv, cos, sin, out, turned=heads)
+        one = _rows_of(qkv)
+        q_weight, k_weight = (one.tensor, one.tensor) if norms is None else norms
+        _norm_rotate[(one.tokens,)](
+            one.tensor, q_weight, k_weight, *_contiguous(angles), out, eps, one.token_stride, one.head_stride,
+            q_heads=heads, turned=(heads + one.heads) // 2, normed=norms is not None, **_heads(one),
+        )  # fmt: skip
         return out
 
-    def rotate_into(self, x: Tensor, cos: Tensor, sin: Tensor, into: Tensor) -> None:
-        self._rotate(x, cos, sin, into, turned=x.shape[2])
-
-    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor, into: Tensor, *, turned: int) -> None:
-        one, two = _rows_of(x), _rows_of(into)
-        half = one.width // 2
-        _rotate[(one.tokens,)](
-            one.tensor, cos.contiguous(), sin.contiguous(), two.tensor,
-            one.token_stride, one.head_stride, two.token_stride, two.head_stride,
-            heads=one.heads, turned=turned, half=half,
-            some=triton.next_power_of_2(one.heads), block=triton.next_power_of_2(half),
+    def norm_rotate_backward(
+        self,
+        gradients: tuple[Tensor, Tensor, Tensor],
+        qkv: Tensor | None,
+        norms: HeadNorms | None,
+        eps: float,
+        angles: Angles,
+    ) -> Tensor:
+        q, k, v = map(_rows_of, gradients)
+        heads = q.heads + k.heads + v.heads
+        out = torch.empty(*gradients[0].shape[:2], heads, q.width, dtype=q.tensor.dtype, device=q.tensor.device)
+        # Without norms the input is not read.
+        one = _rows_of(out if qkv is None else qkv)
+        q_weight, k_weight = (out, out) if norms is None else norms
+        _norm_rotate_backward[(q.tokens,)](
+            q.tensor, k.tensor, v.tensor, one.tensor, q_weight, k_weight, *_contiguous(angles), out, eps,
+            one.token_stride, one.head_stride, q.token_stride, q.head_stride, k.token_stride, k.head_stride,
+            v.token_stride, v.head_stride,
+            q_heads=q.heads, turned=q.heads + k.heads, normed=norms is not None, **_heads(one),
         )  # fmt: skip
+        return out
 
     def gate(self, opened: Tensor, up: Tensor) -> Tensor:
         opened, up = opened.contiguous(), up.contiguous()

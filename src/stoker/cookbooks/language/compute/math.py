@@ -170,19 +170,47 @@ def norm_backward(x: Tensor, weight: Tensor, eps: float, gradient: Tensor, besid
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate heads by their positions: x is `[…, head_dim]`, tables are `[…, 1, head_dim / 2]`."""
+    """Rotate heads, `[…, head_dim]`, by their positions."""
     first, second = x.float().chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
-def rotate_heads(qkv: Tensor, heads: int, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate the first `heads` heads of `[…, heads + v, head_dim]`; the rest stays."""
-    return torch.cat([rotate(qkv[..., :heads, :], cos, sin), qkv[..., heads:, :]], dim=-2)
+HeadNorms = tuple[Tensor, Tensor]
+"""The weights of the norms of queries and of keys."""
+Angles = tuple[Tensor, Tensor]
+"""Cosines and sines of each token's position, `[rows, T, 1, head_dim / 2]`."""
 
 
-def rotate_into(x: Tensor, cos: Tensor, sin: Tensor, into: Tensor) -> None:
-    """Rotate heads and write them into a tensor."""
-    into.copy_(rotate(x, cos, sin))
+def norm_rotate(qkv: Tensor, heads: int, norms: HeadNorms | None, eps: float, angles: Angles) -> Tensor:
+    """Normalise queries and keys of `[…, q + k + v heads, head_dim]`, if heads have norms, and rotate them.
+
+    `heads`: of queries. Keys and values have equally many.
+    """
+    kv_heads = (qkv.shape[-2] - heads) // 2
+    q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=-2)
+    if norms is not None:
+        q, k = norm(q, norms[0], eps), norm(k, norms[1], eps)
+    return torch.cat([rotate(q, *angles), rotate(k, *angles), v], dim=-2)
+
+
+def norm_rotate_backward(
+    gradients: tuple[Tensor, Tensor, Tensor],
+    qkv: Tensor | None,
+    norms: HeadNorms | None,
+    eps: float,
+    angles: Angles,
+) -> Tensor:
+    """Return the gradient of the input of `norm_rotate` for those of queries, keys and values in its result.
+
+    Only norms need the input.
+    """
+    (dq, dk, dv), (cos, sin) = gradients, angles
+    dq, dk = rotate(dq, cos, -sin), rotate(dk, cos, -sin)
+    if norms is not None and qkv is not None:
+        q, k, _ = qkv.split([dq.shape[-2], dk.shape[-2], dv.shape[-2]], dim=-2)
+        dq, _ = norm_backward(q, norms[0], eps, dq, torch.zeros_like(q))
+        dk, _ = norm_backward(k, norms[1], eps, dk, torch.zeros_like(k))
+    return torch.cat([dq, dk, dv], dim=-2)
 
 
 def gate(opened: Tensor, up: Tensor) -> Tensor:
@@ -258,8 +286,8 @@ class PointwiseKernels:
     norm = staticmethod(norm)
     norm_sum = staticmethod(norm_sum)
     norm_backward = staticmethod(norm_backward)
-    rotate_heads = staticmethod(rotate_heads)
-    rotate_into = staticmethod(rotate_into)
+    norm_rotate = staticmethod(norm_rotate)
+    norm_rotate_backward = staticmethod(norm_rotate_backward)
     gate = staticmethod(gate)
     gate_backward = staticmethod(gate_backward)
     loss = staticmethod(loss)

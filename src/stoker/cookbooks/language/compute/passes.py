@@ -368,8 +368,7 @@ class PassRunner(AdapterPasses):
         now = PassContext(
             shape=base.shape,
             mask=given.mask,
-            cos=cos[positions][:, :, None],
-            sin=sin[positions][:, :, None],
+            angles=(cos[positions][:, :, None], sin[positions][:, :, None]),
             kernels=self._kernels,
             keeps=keeps,
             dropping=self._dropping(given) if keeps else None,

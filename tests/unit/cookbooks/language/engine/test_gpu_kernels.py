@@ -75,15 +75,28 @@ def test_norms_of_heads_side_by_side_with_others(kernels: Any, plain: Any, kind:
         same(kernels.norm_backward(*given), plain.norm_backward(*given))
 
 
-def test_rotations(kernels: Any, plain: Any, kind: Any) -> None:
-    qkv, cos, sin = drawn(2, TOKENS, 7, 24, kind=kind), drawn(2, TOKENS, 1, 12, seed=1), drawn(2, TOKENS, 1, 12, seed=2)
-    same([kernels.rotate_heads(qkv, 5, cos, sin)], [plain.rotate_heads(qkv, 5, cos, sin)])
-    # As gradients come from attention: heads before tokens in memory, and into a part of a wider tensor.
-    x = drawn(2, 3, TOKENS, 24, kind=kind).transpose(1, 2)
-    found, expected = (torch.zeros(2, TOKENS, 5, 24, dtype=kind) for _ in range(2))
-    kernels.rotate_into(x, cos, sin, found[:, :, 1:4])
-    plain.rotate_into(x, cos, sin, expected[:, :, 1:4])
-    same([found], [expected])
+@pytest.mark.parametrize("has_norms", [False, True], ids=["rotated", "normed and rotated"])
+def test_rotations_of_heads(kernels: Any, plain: Any, kind: Any, has_norms: bool) -> None:
+    q, k, width = 3, 2, 24
+    qkv, cos, sin = drawn(2, TOKENS, 7, width, kind=kind), *(drawn(2, TOKENS, 1, width // 2, seed=at) for at in (1, 2))
+    norms = (drawn(width, kind=kind, seed=5), drawn(width, kind=kind, seed=6)) if has_norms else None
+    given = (norms, 1e-6, (cos, sin))
+    same([kernels.norm_rotate(qkv, q, *given)], [plain.norm_rotate(qkv, q, *given)])
+    # As gradients may come from attention: heads before tokens in memory.
+    gradients = tuple(drawn(2, heads, TOKENS, width, kind=kind, seed=heads).transpose(1, 2) for heads in (q, k, k))
+    found = kernels.norm_rotate_backward(gradients, qkv if has_norms else None, *given)
+    same([found], [plain.norm_rotate_backward(gradients, qkv, *given)])
+    assert found.is_contiguous()
+
+
+def test_the_gradient_of_rotated_heads_is_that_of_autograd(plain: Any) -> None:
+    qkv, cos, sin = drawn(2, TOKENS, 7, 24).requires_grad_(), drawn(2, TOKENS, 1, 12, seed=1), drawn(2, TOKENS, 1, 12)
+    norms = (drawn(24, seed=5), drawn(24, seed=6))
+    gradients = drawn(2, TOKENS, 7, 24, seed=7).split([3, 2, 2], dim=2)
+    result = plain.norm_rotate(qkv, 3, norms, 1e-6, (cos, sin))
+    (expected,) = torch.autograd.grad(result, qkv, torch.cat(gradients, dim=2))
+    found = plain.norm_rotate_backward(gradients, qkv.detach(), norms, 1e-6, (cos, sin))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
 
 
 def test_the_gate(kernels: Any, plain: Any, kind: Any) -> None:
