@@ -7,8 +7,10 @@ of a smaller rank, or without some matrix, have zeros there; products with zeros
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+import threading
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import islice
 
 import torch
@@ -215,6 +217,12 @@ def onto(dx: Tensor | None, dy: Tensor, weight: Tensor) -> Tensor:
     return dx
 
 
+@cache
+def copy_stream() -> torch.cuda.Stream:
+    """Return the stream of copies to the CPU."""
+    return torch.cuda.Stream()
+
+
 Rows = tuple[Tensor, ...]
 """One adapter's numbers: all A's, all B's, all magnitudes; then a row for each module that is trained whole."""
 PLAIN = 2
@@ -246,6 +254,7 @@ class BankLayout:
         self.a_size = self.b_size = self.m_size = 0
         self._dora = dora
         self._staging: Tensor | None = None
+        self._staging_lock = threading.Lock()
         self._blocks = 0
         for group in shape.groups():
             self._blocks = group.block + 1
@@ -291,20 +300,26 @@ class BankLayout:
                 if len(given) > PLAIN:
                     m.copy_(given[2])
 
-    def read(self, names: Iterable[str], rows: Rows, spec: AdapterSpec) -> Pairs:
-        """Return copies, on the CPU, of the matrices of the given names, as an adapter has them.
+    def snapshot(self, names: Iterable[str], rows: Rows, spec: AdapterSpec) -> Callable[[], Pairs]:
+        """Return a function that copies the matrices of the given names, as they are now, to the CPU.
 
-        They are collected on the device and copied at once: hundreds of small copies take seconds.
+        They are collected on the device now, and copied at once: hundreds of small copies take seconds. Another thread
+        may copy them while the device computes.
         """
         wanted, rank, count = set(names), spec.rank, 3 if spec.dora else PLAIN
         found = [(name, (a[:rank], b[:, :rank], m)[:count]) for name, a, b, m in self._pairs(rows) if name in wanted]
         if not found:
-            return {}
+            return dict
         parts = [part for _, own in found for part in own]
-        flat = self._on_cpu(torch.cat([part.reshape(-1) for part in parts]).float())
-        pieces = flat.split([part.numel() for part in parts])
-        copies = iter([piece.view(part.shape) for piece, part in zip(pieces, parts, strict=True)])
-        return {name: tuple(islice(copies, count)) for name, _ in found}
+        flat, shapes = torch.cat([part.reshape(-1) for part in parts]).float(), [part.shape for part in parts]
+        ready = torch.cuda.current_stream().record_event() if flat.device.type == "cuda" else None
+
+        def copied() -> Pairs:
+            pieces = self._on_cpu(flat, ready).split([shape.numel() for shape in shapes])
+            copies = iter([piece.view(shape) for piece, shape in zip(pieces, shapes, strict=True)])
+            return {name: tuple(islice(copies, count)) for name, _ in found}
+
+        return copied
 
     def mark(self, names: Iterable[str], row: Tensor) -> None:
         """Set the columns of magnitudes of the given names to one, all others to zero."""
@@ -315,15 +330,20 @@ class BankLayout:
                 if target in wanted:
                     row[group.m_at + first : group.m_at + last] = 1
 
-    def _on_cpu(self, flat: Tensor) -> Tensor:
+    def _on_cpu(self, flat: Tensor, ready: torch.cuda.Event | None) -> Tensor:
         """Return a copy on the CPU, through page-locked memory: three times as fast, and kept for the next one."""
-        if flat.device.type != "cuda":
-            return flat.cpu()
-        if self._staging is None or len(self._staging) < len(flat):
-            self._staging = torch.empty(len(flat), dtype=flat.dtype, pin_memory=True)
-        staged = self._staging[: len(flat)]
-        staged.copy_(flat)
-        return staged.clone()
+        if ready is None:
+            return flat
+        with self._staging_lock:
+            if self._staging is None or len(self._staging) < len(flat):
+                self._staging = torch.empty(len(flat), dtype=flat.dtype, pin_memory=True)
+            staged, stream = self._staging[: len(flat)], copy_stream()
+            with torch.cuda.stream(stream):
+                # Not behind the steps that were started since.
+                stream.wait_event(ready)
+                staged.copy_(flat, non_blocking=True)
+            stream.synchronize()
+            return staged.clone()
 
     def _pairs(self, rows: Rows) -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
         a_row, b_row, m_row = rows[:_BANKS]

@@ -328,7 +328,14 @@ class Slots:
         """Return a copy of the adapter's matrices, without the optimiser's state."""
         return self._read(slot, "weights")
 
+    def snapshot(self, slot: int) -> Callable[[], Pairs]:
+        """Return a function that makes that copy of the matrices as they are now, in any thread."""
+        return self._snapshot(slot, "weights")
+
     def _read(self, slot: int, kept: str) -> Pairs:
+        return self._snapshot(slot, kept)()
+
+    def _snapshot(self, slot: int, kept: str) -> Callable[[], Pairs]:
         self._refuse_unless_trained()
         spec, rows = self._spec(slot), self._rows(slot, kept)
         copies = {
@@ -336,7 +343,8 @@ class Slots:
             for one, row in zip(self._whole, rows[-len(self._whole) :], strict=False)
             if one.name in spec.whole
         }
-        return self.layout.read(self._names[slot], rows, spec) | copies
+        matrices = self.layout.snapshot(self._names[slot], rows, spec)
+        return lambda: matrices() | copies
 
     def _rows(self, slot: int, kept: str) -> Rows:
         """Return the numbers of a slot that trained tensors keep under a name."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -81,6 +81,10 @@ class ResizableSlots:
     def weights(self, slot: int) -> Pairs:
         """Return a copy of the matrices of the adapter in a slot."""
         return self._in_use.weights(slot)
+
+    def snapshot(self, slot: int) -> Callable[[], Pairs]:
+        """Return a function that makes that copy of the matrices as they are now, in any thread."""
+        return self._in_use.snapshot(slot)
 
     def clear(self, slot: int) -> None:
         """Empty a slot."""

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,6 +70,8 @@ from stoker.core.text import format_duration
 
 _BEGINS = "first step: compiling kernels, or loading them from an earlier run"
 _MOST_DRAWING = 8
+_MOST_COPIED = 2
+"""Adapters that are copied from the device at a time: each takes memory there until it is."""
 _WAIT_S = 1.0
 """Wait for a member while there is none."""
 
@@ -121,6 +124,8 @@ class _Running:
         """Trained by all members, without padding; and the number of members so far."""
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
         self._writing: tuple[AdapterMember, Future[float]] | None = None
+        self._copier = ThreadPoolExecutor(max_workers=1, thread_name_prefix="copies")
+        self._copying: deque[Future[Pairs]] = deque()
         self._step = 0
 
     def run(self) -> None:
@@ -142,6 +147,7 @@ class _Running:
             self._places = None
             self._finish_writing()
             self._writer.shutdown()
+            self._copier.shutdown()
             self._folders.close()
 
     # Joining
@@ -311,7 +317,7 @@ class _Running:
         with self._times.spent_on("files"):
             for member in went_on:
                 if member.slot in self._members:
-                    self._of(member, self._settle, member, member in due, improved.get(member.slot))
+                    self._of(member, self._settle, member, member in due, member.slot in improved)
 
     def _unless_compiling(self, slots: Slots) -> Callable[[], Activity | None]:
         shapes = slots.shapes_prepared
@@ -358,20 +364,20 @@ class _Running:
                 speaker = speakers[member.evaluation_key]
                 member.before, member.before_ranking = speaker.before, speaker.before_ranking
 
-    def _evaluate(self, members: Iterable[AdapterMember]) -> dict[int, Pairs]:
-        """Evaluate members; return the weights of those with a new best."""
+    def _evaluate(self, members: Iterable[AdapterMember]) -> set[int]:
+        """Evaluate members; return the slots of those with a new best."""
         chosen = {member.slot: member for member in members}
         if not chosen or self._places is None or self._places.slots is None:
-            return {}
+            return set()
         slots = self._places.slots
         with self._times.spent_on("evaluation", self._unless_compiling(slots)):
             return self._evaluated(chosen, self._places, slots)
 
-    def _evaluated(self, chosen: dict[int, AdapterMember], places: ResizableSlots, slots: Slots) -> dict[int, Pairs]:
+    def _evaluated(self, chosen: dict[int, AdapterMember], places: ResizableSlots, slots: Slots) -> set[int]:
         evaluated = self._stepping.evaluate(slots, chosen)
         for slot, error in evaluated.failed.items():
             self._part(chosen[slot], error)
-        improved: dict[int, Pairs] = {}
+        improved: set[int] = set()
         for slot, loss in evaluated.losses.items():
             member = chosen[slot]
             verdict = after_evaluation(loss)
@@ -384,17 +390,26 @@ class _Running:
                 member.curve.note_evaluation(member.update, loss=loss, lr=member.last_rate, ranking=ranking)
                 member.judged = judge(member.judged, loss, update=member.update, ranking=ranking)
                 if member.judged.best_update == member.update:
-                    member.best = improved[slot] = places.weights(slot)
+                    member.keep_best(self._copied_beside(places, slot))
+                    improved.add(slot)
         return improved
 
-    def _settle(self, member: AdapterMember, was_evaluated: bool, improved: Pairs | None) -> None:  # noqa: FBT001 - two facts of a step
+    def _copied_beside(self, places: ResizableSlots, slot: int) -> Callable[[], Pairs]:
+        """Copy the weights in a slot, as they are now, beside the training; return what waits for the copy."""
+        while len(self._copying) >= _MOST_COPIED:
+            wait([self._copying.popleft()])
+        copying = self._copier.submit(places.snapshot(slot))
+        self._copying.append(copying)
+        return copying.result
+
+    def _settle(self, member: AdapterMember, was_evaluated: bool, is_improved: bool) -> None:  # noqa: FBT001 - two facts of a step
         """Report, checkpoint, and end members after an update."""
         stops = member.update < member.updates and was_evaluated and should_stop(member.judged, member.args.patience)
         ends = stops or member.update >= member.updates
         self._report(member, was_evaluated=was_evaluated, ends=ends)
-        folders = folders_due(member, is_improved=improved is not None)
-        if folders or ends:
-            weights = improved or self._now(member)
+        folders = folders_due(member, is_improved=is_improved)
+        if folders:
+            weights = (member.best if is_improved else None) or self._now(member)
             for name in folders:
                 write_folder(member, name, weights)
         if stops:
@@ -486,8 +501,7 @@ class _Running:
     def _finish(self, member: AdapterMember) -> None:
         if self._places is None:
             return
-        is_best = member.args.keep == "best" and member.best is not None
-        weights = member.best if is_best and member.best is not None else self._now(member)
+        weights = (member.best if member.args.keep == "best" else None) or self._now(member)
         watch = self._watches[member.slot]
         spent = self._times.since(watch.begun)
         took_s = self._clock.monotonic_s() - watch.begun_s

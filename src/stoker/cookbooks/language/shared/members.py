@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar
 
@@ -308,7 +308,7 @@ class AdapterMember(TrainedMember[LoraArgs]):
         self.reference: ReferenceLogps | None = None
         """Of dpo: set by the shared process, and the same for all members with these data."""
         self.left_out = 0
-        self.best: Pairs | None = None
+        self._best: Callable[[], Pairs] | None = None
         self.cost_s = 0.0
 
     @property
@@ -325,6 +325,20 @@ class AdapterMember(TrainedMember[LoraArgs]):
             whole=self._whole,
             is_transposed=self._is_transposed,
         )
+
+    @property
+    def has_best(self) -> bool:
+        """True if it was evaluated, so that there are best weights."""
+        return self._best is not None
+
+    @property
+    def best(self) -> Pairs | None:
+        """The weights at its best evaluation. Waits until they are copied from the device."""
+        return None if self._best is None else self._best()
+
+    def keep_best(self, weights: Callable[[], Pairs]) -> None:
+        """Keep what a function returns, now or later, as the best weights."""
+        self._best = weights
 
     @property
     def objective(self) -> Objective | None:
@@ -386,7 +400,9 @@ class AdapterMember(TrainedMember[LoraArgs]):
         if self.reference is not None:
             self.reference.resume(said["reference"])
         self.left_out, self.cost_s = said["left_out"], said["cost_s"]
-        self.best = state["best"]
+        best: Pairs | None = state["best"]
+        if best is not None:
+            self.keep_best(lambda: best)
 
 
 def _check(examples: ExampleSet, vocabulary: int) -> None:
