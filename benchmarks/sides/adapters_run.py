@@ -14,12 +14,14 @@
 `--shape` takes a base of another shape (`adapters_cases.SHAPES`); what is told of it is below its name. Stoker must be
 installed, or be found by its entry points. Each part begins in an empty home. `tokens_per_s` is what was trained from a
 quarter of the updates to the last report before the end, over the time between: after compiling, not after all
-recording. `whole_s` is all of the command, `first_update_s` what passed before anything was trained.
+recording. `whole_s` is all of the command, `first_update_s` what passed before anything was trained, and `pauses` are
+the longest times between two reports after it, each with the update that it ended with.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import random
@@ -48,6 +50,7 @@ FULL, RAGGED = (90, 120), (10, 75)
 """Words of one text: more than go into a row, which are cut; or less."""
 LONG = (10, 150)
 OPTIONS = ("train_on=all",)
+_PAUSES = 12
 ONCE = ("eval_every=1000000", "holdout_percent=1")
 OFTEN = ("eval_every=40", "holdout_percent=5")
 
@@ -150,6 +153,7 @@ def run(base: Path, case: Case, say: Say, *, tiny: bool) -> None:
         list(dict.fromkeys(event["text"] for event in events if event["kind"] == "stage_told")),
     )
     say("first_update_s", _first_update_s(events))
+    say("pauses", _pauses(events))
 
 
 @contextmanager
@@ -199,6 +203,13 @@ def _first_update_s(events: list[dict[str, Any]]) -> float:
     """Return what passed from the first event to the first update of all."""
     updates = (one["ts"] for one in events if one["kind"] == "stage_step" and one["node"].endswith("train_lora"))
     return float(next(updates) - events[0]["ts"])
+
+
+def _pauses(events: list[dict[str, Any]]) -> list[tuple[float, int]]:
+    """Return the longest times between two reports of training, the longest first, and the update after each."""
+    steps = [one for one in events if one["kind"] == "stage_step" and one["node"].endswith("train_lora")]
+    gaps = ((two["ts"] - one["ts"], two["step"]) for one, two in itertools.pairwise(steps))
+    return sorted(((round(gap, 3), step) for gap, step in gaps), reverse=True)[:_PAUSES]
 
 
 def _text(words: tuple[int, int]) -> str:

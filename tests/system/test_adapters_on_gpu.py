@@ -24,6 +24,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 from stoker.cookbooks.language.bundled import TinyShape, write_base
 from stoker.cookbooks.language.kinds import Adapter as AdapterKind
 from stoker.cookbooks.language.sample import slot_logits
+from stoker.core.frozen import changed
 from tests.later import imported_later
 from tests.unit.cookbooks.language.engine.bases import made_base
 from tests.unit.cookbooks.language.shared.companions import Gathering, Person, some_examples, some_pairs
@@ -442,6 +443,19 @@ def test_kept_keys_and_values_give_the_logits_of_whole_sequences(dtype: str, tol
     for length in (5, 6, 7, 255, 256, 257, 300):
         whole = slots.logits(0, tokens[:, :length])
         assert (logits(tokens[:, :length]) - whole).abs().max() <= tolerance * whole.abs().max()
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_the_embedding_of_a_base_in_four_bits_is_in_the_machines_memory_unless_it_is_the_head(
+    tmp_path: Path, is_tied: bool
+) -> None:
+    folder = write_base(tmp_path / "base", changed(LARGER, is_tied=is_tied))
+    four, whole = (load_base(folder, device=DEVICE, dtype="bfloat16", base_dtype=kept) for kept in ("nf4", "auto"))
+    assert four.embedding.is_pinned() is not is_tied
+    tokens = torch.randint(0, len(whole.embedding), (3, 50), device=DEVICE)
+    assert torch.equal(four.embedded(tokens), whole.embedded(tokens))
+    assert isinstance(four.layers, QuantisedLayers)
+    assert four.size_bytes == four.layers.size_bytes + 2 * (four.head.numel() + four.norm.numel())
 
 
 def test_recorded_steps_over_four_bits_lose_what_plain_ones_lose(folder: Path) -> None:

@@ -181,6 +181,12 @@ class MultiAdapterTraining:
         """True if kernels are compiled: on GPUs alone."""
         return self.is_compiled and self.where is MemoryLocation.CUDA
 
+    @property
+    def has_embedding_in_ram(self) -> bool:
+        """True if the embedding of a quantised base is not on the device: it is read from there, a row per token."""
+        is_quantised = self.base_dtype is not BaseWidth.AUTO
+        return is_quantised and self.compiles and not self.is_general and not self.shape.is_tied
+
     def loss_bytes(self, tokens: int) -> int:
         """Return what one chunk of the loss holds, of that many tokens or fewer."""
         return loss_bytes(self.shape, self.dtype, tokens, is_compiled=self.compiles, is_general=self.is_general)
@@ -393,6 +399,9 @@ def _weights(training: MultiAdapterTraining) -> EstimateTerm:
     is_four = training.base_dtype is BaseWidth.NF4
     bits = "four" if is_four else "eight"
     why = f"{quantised:,} of {count:,} parameters in {bits} bits, the rest and one block in {width}, once for all"
+    if training.has_embedding_in_ram:
+        count -= shape.vocabulary * shape.hidden
+        why = f"{why}; the embedding is in the machine's memory"
     # In eight bits a row has four more bytes.
     rows = shape.layers * sum(one.outputs for one in shape.linears)
     packed = nf4_bytes(quantised, has_wide_scales=training.has_wide_scales) if is_four else quantised + 4 * rows

@@ -246,6 +246,13 @@ def test_words_become_a_company():
         for width in BaseWidth
     }
     assert weights[BaseWidth.NF4] < weights[BaseWidth.INT8] < weights[BaseWidth.AUTO]
+    four, eager, tied = (
+        estimate_adapters(changed(one, base_dtype=BaseWidth.NF4)).base[0].size_bytes
+        for one in (COMPANY, changed(COMPANY, is_compiled=False), changed(COMPANY, shape=changed(SHAPE, is_tied=True)))
+    )
+    # In the machine's memory; a head that is the embedding is needed on the device.
+    assert eager - four == 2 * SHAPE.vocabulary * SHAPE.hidden
+    assert tied == four
     pairs = read_adapters(SHAPE, ("adapters=2", "pairs=true", "batch=3", "sequence=64"))
     assert (pairs.tokens, pairs.kind.count(" pairs ")) == (2 * 3 * 64, 1)
     assert set(ADAPTER_KEYS) == {

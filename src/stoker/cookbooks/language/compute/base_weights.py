@@ -179,6 +179,7 @@ class BaseWeights:
     device: str
     dtype: torch.dtype
     embedding: torch.Tensor
+    """Of a quantised base on a GPU in page-locked memory of the machine, unless it is the head, too."""
     layers: Sequence[LayerWeights] | QuantisedLayers
     norm: torch.Tensor
     head: torch.Tensor
@@ -190,6 +191,14 @@ class BaseWeights:
     @property
     def records(self) -> bool:
         return True
+
+    def embedded(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Return the embeddings of tokens."""
+        if self.embedding.device == tokens.device:
+            return torch.nn.functional.embedding(tokens, self.embedding)
+        from stoker.cookbooks.language.compute.gpu_kernels import gathered_rows
+
+        return gathered_rows(tokens, self.embedding)
 
     def matrices(self) -> Iterator[tuple[int, str, torch.Tensor]]:
         for number in range(len(self.layers)):
@@ -208,7 +217,7 @@ class BaseWeights:
 
     @property
     def size_bytes(self) -> int:
-        outside = {id(one): one for one in (self.embedding, self.norm, self.head)}
+        outside = {id(one): one for one in (self.embedding, self.norm, self.head) if not one.is_pinned()}
         layers = self.layers
         inside = layers.size_bytes if isinstance(layers, QuantisedLayers) else _size(_each(layers))
         return _size(outside.values()) + inside
@@ -319,6 +328,9 @@ def assemble(
     numbers = range(shape.layers)
     layers: Sequence[LayerWeights] | QuantisedLayers
     if base_dtype != "auto":
+        if device != "cpu" and can_compile() and not shape.model.is_tied:
+            # A pass reads a few thousand of its rows.
+            embedding = embedding.cpu().pin_memory()
         quantised = [_quantised_layer(shape, files, number, base_dtype) for number in numbers]
         layers = QuantisedLayers(quantised, device, dtype)
     else:

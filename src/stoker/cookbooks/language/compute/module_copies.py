@@ -68,14 +68,8 @@ def chosen_modules(words: Iterable[str], modules: Sequence[OuterModule], family:
     return tuple(one for one in modules if one.name in meant)
 
 
-def embedded(tokens: Tensor, weight: Tensor, copies: Copies) -> Tensor:
-    """Return the embeddings of the tokens of each member, `[n, …]`."""
-    own = copies.get("embedding")
-    return embedding(tokens, weight) if own is None else own_embedded(tokens, own)
-
-
 def own_embedded(tokens: Tensor, own: Sequence[tuple[Tensor, ...]]) -> Tensor:
-    """Return the same by the members' own tables."""
+    """Return the embeddings of the tokens of each member, `[n, …]`, by its own table."""
     return torch.stack([embedding(mine, table) for mine, (table, *_) in zip(tokens, own, strict=True)])
 
 

@@ -27,7 +27,7 @@ from stoker.cookbooks.language.compute.blocks import (
 )
 from stoker.cookbooks.language.compute.decoding import KeyValueCache, SequenceCache
 from stoker.cookbooks.language.compute.math import AttentionMask, PointwiseKernels, tables
-from stoker.cookbooks.language.compute.module_copies import Copies, OuterModule, copies_of, embedded, embedded_back
+from stoker.cookbooks.language.compute.module_copies import Copies, OuterModule, copies_of, embedded_back, own_embedded
 from stoker.cookbooks.language.compute.objectives import AnswerInput, answer_logps, weigh
 from stoker.cookbooks.language.compute.slot_state import AdapterSlotState
 from stoker.core.errors import BadInput
@@ -374,7 +374,8 @@ class PassRunner(AdapterPasses):
             dropping=self._dropping(given) if keeps else None,
             cache=cache,
         )
-        x = embedded(given.tokens.reshape(n, rows * length), base.embedding, copies)
+        tokens, own = given.tokens.reshape(n, rows * length), copies.get("embedding")
+        x = base.embedded(tokens) if own is None else own_embedded(tokens, own)
         more = None
         kept: list[SavedActivations] = []
         for number in range(len(base.layers)):

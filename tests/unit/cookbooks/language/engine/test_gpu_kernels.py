@@ -135,6 +135,13 @@ def test_weights_of_four_bits(kind: Any) -> None:
     same([found], [expected])
 
 
+def test_rows_of_a_table(kind: Any) -> None:
+    from stoker.cookbooks.language.compute.gpu_kernels import gathered_rows
+
+    table, tokens = drawn(9, 2100, kind=kind), torch.tensor([[0, 8, 3], [3, 1, 7]])
+    assert torch.equal(gathered_rows(tokens, table), table[tokens])
+
+
 def test_updates_and_members_that_stay(kernels: Any, plain: Any, kind: Any) -> None:
     def state() -> list[Any]:
         return [drawn(3, 70, seed=0), drawn(3, 70, seed=1), drawn(3, 70, seed=2).abs(), torch.zeros(3, 70, dtype=kind)]
