@@ -220,6 +220,28 @@ def test_recorded_steps_are_plain_steps_and_a_new_rate_records_nothing(base: Bas
     assert counts[-1] == counts[SHORT // 2]
 
 
+def test_recorded_passes_of_evaluations_are_plain_ones(base: BaseWeights) -> None:
+    slots, plain = (room_for(base, members(), compiles=False, records=records) for records in (True, False))
+    draws = torch.Generator().manual_seed(0)
+
+    def drawn() -> AdapterSlotRows:
+        tokens, labels = (torch.randint(0, 256, (3, 2, 32), generator=draws) for _ in range(2))
+        return AdapterSlotRows(slots=(0, 1, 2), tokens=tokens, labels=labels, denominators=[64.0] * 3)
+
+    for number in range(3):
+        rows = drawn()
+        assert slots.losses(rows).read == plain.losses(rows).read
+        assert records_of(slots) == (number > 0)
+    # Weights are those of now, not of the recording.
+    rows = drawn()
+    before = slots.losses(rows).read
+    for one in (slots, plain):
+        one.step(rows, update=[True] * 3, rates=[1e-2] * 3)
+    after = slots.losses(rows).read
+    assert after != before
+    assert [sums[0] for sums in after] == pytest.approx([sums[0] for sums in plain.losses(rows).read], rel=1e-6)
+
+
 def test_compiled_steps_lose_what_plain_steps_lose(base: BaseWeights) -> None:
     plain, compiled = members(), members()
     trained(base, plain, compiles=False, records=False)
@@ -476,9 +498,9 @@ def test_pairs_lose_on_the_card_what_they_lose_on_the_cpu(
     recorded: list[object] = []
     record = Graphs._record
 
-    def counted(graphs: Graphs, given: PassInput) -> Any:
+    def counted(graphs: Graphs, compute: Any, given: PassInput) -> Any:
         recorded.append(given.answers)
-        return record(graphs, given)
+        return record(graphs, compute, given)
 
     monkeypatch.setattr(Graphs, "_record", counted)
     methods: list[dict[str, Any]] = [

@@ -37,7 +37,7 @@ from stoker.cookbooks.language.compute.passes import (
 from stoker.cookbooks.language.compute.slot_state import AdapterSlotState
 from stoker.core.errors import BadInput
 
-# Whole steps as CUDA graphs: recorded once for each shape, replayed with new numbers.
+# Whole steps, and the passes of evaluations, as CUDA graphs: recorded once for each shape, replayed with new numbers.
 #
 # What changes from step to step (tokens, labels, learning rates, which slots are updated) is in tensors at fixed
 # addresses, so a graph is valid for its shapes. The first step of a shape runs without recording, since many shapes
@@ -83,11 +83,18 @@ class Graphs:
 
     def step(self, given: PassInput) -> Tensor:
         """Run a step; return what `AdapterPasses.step` returns."""
-        key = _key(given)
-        recorded = self._recorded.get(key) or self._newly_recorded(key, given)
+        return self._run("step", self._passing.step, given)
+
+    def losses(self, given: PassInput) -> Tensor:
+        """Run a pass of an evaluation; return what `AdapterPasses.losses` returns."""
+        return self._run("losses", self._passing.losses, given)
+
+    def _run(self, kind: str, compute: Callable[[PassInput], Tensor], given: PassInput) -> Tensor:
+        key = (kind, _key(given))
+        recorded = self._recorded.get(key) or self._newly_recorded(key, compute, given)
         if recorded is None:
             self._seen.add(key)
-            return self.plainly(self._passing.step, _copied(given))
+            return self.plainly(compute, _copied(given))
         for name, tensor in _tensors(given).items():
             _tensors(recorded.given)[name].copy_(tensor, non_blocking=True)
         recorded.graph.replay()
@@ -117,12 +124,14 @@ class Graphs:
         if gone and not self._recorded:
             self._drop()
 
-    def _newly_recorded(self, key: object, given: PassInput) -> _Recorded | None:
-        """Record a step that occurs again; None if that fails: it then runs, or fails, without a graph."""
+    def _newly_recorded(
+        self, key: object, compute: Callable[[PassInput], Tensor], given: PassInput
+    ) -> _Recorded | None:
+        """Record a pass that occurs again; None if that fails: it then runs, or fails, without a graph."""
         if key not in self._seen or len(self._recorded) >= _MOST or self._is_in_vain(key):
             return None
         try:
-            self._recorded[key] = self._record(given)
+            self._recorded[key] = self._record(compute, given)
         except RuntimeError as error:
             cause = _cause(error)
             self.why_not = str(cause).partition("\n")[0]
@@ -149,13 +158,13 @@ class Graphs:
         gc.collect()
         torch.cuda.empty_cache()
 
-    def _record(self, given: PassInput) -> _Recorded:
-        """Record a step. Nothing runs yet: its first run has compiled every kernel."""
+    def _record(self, compute: Callable[[PassInput], Tensor], given: PassInput) -> _Recorded:
+        """Record a pass. Nothing runs yet: its first run has compiled every kernel."""
         kept = _copied(given)
         self._passing.prepare(given.tokens.shape[2])
         graph, pool = torch.cuda.CUDAGraph(), self._pool or torch.cuda.graph_pool_handle()
         with _recording(graph, pool, self._stream):
-            result = self._passing.step(kept)
+            result = compute(kept)
         # Not before: a pool exists as long as a graph uses it.
         self._pool = pool
         return _Recorded(graph=graph, given=kept, result=result)
@@ -421,7 +430,10 @@ class Slots:
         """Compute each slot's sum of token losses and number of learned tokens; changes nothing."""
         given = self._still(rows)
         self._shapes.add(given.tokens.shape)
-        return LossSums(self._computed(self._passing.losses, given))
+        with _computing(self.base):
+            if self._graphs is not None:
+                return LossSums(self._graphs.losses(given))
+            return LossSums(self._passing.losses(given))
 
     def reference(self, rows: AdapterSlotRows) -> Tensor:
         """Compute the log-probability of each answer of pairs under the base alone, `[n, answers]`, on the device."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
@@ -70,8 +69,6 @@ from stoker.core.text import format_duration
 
 _BEGINS = "first step: compiling kernels, or loading them from an earlier run"
 _MOST_DRAWING = 8
-_MOST_COPIED = 2
-"""Adapters that are copied from the device at a time: each takes memory there until it is."""
 _WAIT_S = 1.0
 """Wait for a member while there is none."""
 
@@ -125,7 +122,7 @@ class _Running:
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
         self._writing: tuple[AdapterMember, Future[float]] | None = None
         self._copier = ThreadPoolExecutor(max_workers=1, thread_name_prefix="copies")
-        self._copying: deque[Future[Pairs]] = deque()
+        self._copying: list[Future[Pairs]] = []
         self._step = 0
 
     def run(self) -> None:
@@ -396,10 +393,15 @@ class _Running:
 
     def _copied_beside(self, places: ResizableSlots, slot: int) -> Callable[[], Pairs]:
         """Copy the weights in a slot, as they are now, beside the training; return what waits for the copy."""
-        while len(self._copying) >= _MOST_COPIED:
-            wait([self._copying.popleft()])
-        copying = self._copier.submit(places.snapshot(slot))
-        self._copying.append(copying)
+        try:
+            snapshot = places.snapshot(slot)
+        except torch.OutOfMemoryError:
+            # Each takes memory on the device until it is copied.
+            wait(self._copying)
+            torch.cuda.empty_cache()
+            snapshot = places.snapshot(slot)
+        copying = self._copier.submit(snapshot)
+        self._copying = [*(one for one in self._copying if not one.done()), copying]
         return copying.result
 
     def _settle(self, member: AdapterMember, was_evaluated: bool, is_improved: bool) -> None:  # noqa: FBT001 - two facts of a step
