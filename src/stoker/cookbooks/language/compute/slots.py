@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import gc
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache, partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -51,6 +51,10 @@ from stoker.core.errors import BadInput
 # kernels for many shapes also depend on how their tensors are strided.
 
 _Pool = tuple[int, int]
+_PassKind = Literal["step", "losses"]
+_LEAST_SEEN: Mapping[_PassKind, int] = {"step": 1, "losses": 3}
+"""Passes of a shape that run before one is recorded. The last pass of an evaluation has its own shape and comes once in
+each, and a large pass takes the device as long as starting its kernels takes the CPU: recordings of those are waste."""
 _MOST = 16
 _MOST_SHORT = 3
 """After freeing graphs for a pass so many times, no more are recorded."""
@@ -71,7 +75,7 @@ class Graphs:
 
     def __init__(self, passing: AdapterPasses) -> None:
         self._passing = passing
-        self._seen: set[object] = set()
+        self._seen: Counter[object] = Counter()
         self._failed: Counter[object] = Counter()
         self._recorded: dict[object, _Recorded] = {}
         self._stream = _side_stream()
@@ -89,11 +93,11 @@ class Graphs:
         """Run a pass of an evaluation; return what `AdapterPasses.losses` returns."""
         return self._run("losses", self._passing.losses, given)
 
-    def _run(self, kind: str, compute: Callable[[PassInput], Tensor], given: PassInput) -> Tensor:
-        key = (kind, _key(given))
+    def _run(self, kind: _PassKind, compute: Callable[[PassInput], Tensor], given: PassInput) -> Tensor:
+        key: tuple[_PassKind, object] = (kind, _key(given))
         recorded = self._recorded.get(key) or self._newly_recorded(key, compute, given)
         if recorded is None:
-            self._seen.add(key)
+            self._seen[key] += 1
             return self.plainly(compute, _copied(given))
         for name, tensor in _tensors(given).items():
             _tensors(recorded.given)[name].copy_(tensor, non_blocking=True)
@@ -125,10 +129,10 @@ class Graphs:
             self._drop()
 
     def _newly_recorded(
-        self, key: object, compute: Callable[[PassInput], Tensor], given: PassInput
+        self, key: tuple[_PassKind, object], compute: Callable[[PassInput], Tensor], given: PassInput
     ) -> _Recorded | None:
         """Record a pass that occurs again; None if that fails: it then runs, or fails, without a graph."""
-        if key not in self._seen or len(self._recorded) >= _MOST or self._is_in_vain(key):
+        if self._seen[key] < _LEAST_SEEN[key[0]] or len(self._recorded) >= _MOST or self._is_in_vain(key):
             return None
         try:
             self._recorded[key] = self._record(compute, given)
