@@ -70,6 +70,8 @@ class App:
         self.hidden: tuple[str, ...] = ()
         """Secrets, masked in everything that a program prints."""
         self._first_forked: Stage | None = None
+        self._announced: tuple[Stage, ...] = ()
+        """Stages that may be forked."""
         watch_imports()
 
     @classmethod
@@ -167,6 +169,7 @@ class App:
             history=self.history,
             leases=KeyLeases(self.store.places.leases, clock=self.clock),
             runner_for=self._runner_for,
+            announce=self._announce,
             capacity=self.capacity,
             memory=MemoryGate(memory_here, self.footprints, self.settings.peaks),
             open_devices=self._open_devices,
@@ -462,6 +465,9 @@ class App:
 
         return choose_mechanism(self.contained_by, environment=self.settings.environment)
 
+    def _announce(self, stages: Sequence[Stage]) -> None:
+        self._announced = tuple(dict.fromkeys((*self._announced, *stages)))
+
     def _runner_for(self, stage: Stage) -> StageRunner:
         if stage.inline:
             return self._inline_runner
@@ -580,7 +586,7 @@ class App:
         from stoker.host.zygote import Zygote
 
         used = [book for book in self.catalogue.loaded() if self._first_forked in book.stages]
-        preload = tuple(dict.fromkeys(name for book in used for name in book.preload))
+        preload = tuple(dict.fromkeys(name for book in used for name in book.preload_for(self._announced)))
         return Zygote.start(
             sys.executable,
             (*PRELOAD, *preload),

@@ -6,7 +6,7 @@ import inspect
 import os
 import sys
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from enum import StrEnum
@@ -120,11 +120,17 @@ class Cookbook:
     prefill: Mapping[str, Mapping[str, Any]] = fresh(factory=dict)
     """Example arguments by recipe; they win over defaults when a recipe is shown."""
     preload: tuple[str, ...] = ()
-    """Modules worth importing once before the first stage runs in a child."""
+    """Modules worth importing once before the first stage runs in a child, unless only other stages use them."""
 
     # one object for each that is declared: it equals itself alone
     __eq__ = object.__eq__
     __hash__ = object.__hash__
+
+    def preload_for(self, stages: Iterable[Stage]) -> tuple[str, ...]:
+        """Return the modules to import for these stages: without those of libraries that only its other stages use."""
+        used = {library for stage in stages for library in stage.uses}
+        others = {library for stage in self.stages for library in stage.uses} - used
+        return tuple(name for name in self.preload if name.partition(".")[0] not in others)
 
 
 # Describe cookbooks for the index: recipes as plain data, checked against each other.

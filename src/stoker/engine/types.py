@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -39,6 +39,8 @@ class Engine:
     clock: Clock
     shared_runner: Callable[[], SharedProcessRunner | None] = lambda: None
     """Returns the runner of stages that share a process; None: each has a process of its own."""
+    announce: Callable[[Sequence[Stage]], None] = lambda _: None
+    """Receives the stages of a plan before the first one runs, without those that share a process."""
     forked_runner: Callable[[], StageRunner] | None = None
     """Returns the runner, in another process, of an inline stage whose code this process does not have any more."""
 

@@ -153,6 +153,8 @@ class Lab:
         self.linger_s = 0.2
         self.patience_s = 60.0
         self.answer_s = 30.0
+        self.has_shared_processes = True
+        self.announced: list[str] = []
         self._preload = preload
         self._inline = InlineRunner()
         self.memory = MachineMemory(total_bytes=64 * 2**30, available_bytes=60 * 2**30)
@@ -185,7 +187,8 @@ class Lab:
             memory=MemoryGate(lambda: self.memory, self.footprints),
             open_devices=self.open_devices,
             clock=self.clock,
-            shared_runner=lambda: self.shared_processes,
+            shared_runner=lambda: self.shared_processes if self.has_shared_processes else None,
+            announce=lambda stages: self.announced.extend(stage.name for stage in stages),
             forked_runner=lambda: self.processes,
         )
 

@@ -155,6 +155,11 @@ class NodeLauncher:
         if error is not None:
             raise error
 
+    def announce(self, nodes: Sequence[PlanNode]) -> None:
+        """Say which stages may run outside of shared processes: what several of them use is imported once."""
+        is_shared = self._engine.shared_runner
+        self._engine.announce([node.stage for node in nodes if not node.stage.together or is_shared() is None])
+
     def land(self, running: InFlightAttempt, report: AttemptReport) -> None:
         """Release what a running node held, and record its memory."""
         if report.outdated == EDITED_CODE:

@@ -204,6 +204,7 @@ class Executor:
         deadline_s = None if self._options.deadline_s is None else started_s + self._options.deadline_s
         try:
             self._launchpad.refuse_the_impossible(self._plan.nodes)
+            self._launchpad.announce(self._plan.nodes)
             with heeding(self._moment.heed), searched_seldom():
                 self._start_what_can()
                 while not self._schedule.is_over:

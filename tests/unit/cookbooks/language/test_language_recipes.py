@@ -50,6 +50,15 @@ def test_an_adapter_is_tokenised_trained_and_reported():
     assert args["base_name"] == "tiny"
 
 
+@pytest.mark.parametrize(("name", "imports_torch"), [("lora", False), ("full", True)])
+def test_torch_is_imported_for_all_only_if_a_stage_outside_of_shared_processes_uses_it(name: str, imports_torch: bool):
+    stages = [node.stage for node in compiled(name).nodes if not node.stage.together]
+    modules = COOKBOOK.preload_for(stages)
+    assert ("torch" in modules) is imports_torch
+    assert {"numpy", "tokenizers", "matplotlib.figure"} <= set(modules)
+    assert set(modules) <= set(COOKBOOK.preload)
+
+
 def test_a_prompt_to_complete_is_no_part_of_the_training():
     plain, asked = compiled("lora"), compiled("lora", samples=["1+1="])
     assert [node.id for node in asked.nodes] == ["tokenise", "train_lora", "sample", "report_lora_samples"]

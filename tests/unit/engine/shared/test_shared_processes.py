@@ -24,6 +24,7 @@ from stoker.engine.runners.shared.members import framed
 from stoker.host.sockets import NamedSocket
 from tests.others import suspend
 from tests.unit.engine.lab import Flight, Lab, Ran, card
+from tests.unit.engine.stages import number
 from tests.unit.engine.together_stages import CountArgs, broken, count, greedy, hanging
 
 CLOCK = SystemClock()
@@ -88,6 +89,17 @@ def processes_in(lab: Lab, ran: Ran) -> set[int]:
 
 def joined(folder: Path) -> list[str]:
     return sorted(name.partition(".")[0] for name in os.listdir(folder))
+
+
+def test_stages_outside_of_shared_processes_are_announced_before_the_first_one_runs(lab: Lab) -> None:
+    builder = PlanBuilder("mixed")
+    tips = [builder.start(count, CountArgs(member="a"), id="a"), builder.start(number, id="number")]
+    plan = builder.finish(tips[0], keep=(tips[1],))
+    lab.run(plan)
+    assert lab.announced == [number.name]
+    lab.has_shared_processes = False
+    lab.run(plan)
+    assert lab.announced[1:] == [count.name, number.name]
 
 
 def test_eight_attempts_share_one_process_and_each_has_its_own_result_steps_and_log(lab: Lab, tmp_path: Path) -> None:
