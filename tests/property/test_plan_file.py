@@ -82,6 +82,8 @@ def needs(draw: st.DrawFn) -> Needs:
         shares=bool(gpu and vram_gib) and draw(st.booleans()),
         base_gib=draw(gib(vram_gib)),
         base_memory_gib=draw(gib(memory_gib)),
+        state_gib=draw(gib()),
+        pass_gib=draw(gib()),
         most=draw(st.integers(0, 9)),
         peaks=tuple(draw(st.lists(st.text(max_size=5), max_size=3))),
         foretold_percent=draw(st.floats(1, 1000, allow_nan=False)),

@@ -217,6 +217,12 @@ class Needs:
     """Correction of a member's estimate by earlier measurements."""
     share_key: str = ""
     """Share key of its shared process, set before it starts. Cores, too, are held once by all members."""
+    state_gib: float = 0.0
+    """The part of `vram_gib`, or without a device of `memory_gib`, that a member always holds beside the base."""
+    pass_gib: float = 0.0
+    """What a member takes beside that in a pass of some of the members. Zero: a pass always has all of them."""
+    in_pass: int = 0
+    """Maximum number of members in one pass of the shared process, set before it starts; zero: all of them."""
 
     def may_use(self, device: Device) -> bool:
         """Return True if a device is of the required backend."""
@@ -237,6 +243,14 @@ class Needs:
     @property
     def vram_bytes(self) -> int:
         return int(self.vram_gib * GIB)
+
+    @property
+    def state_bytes(self) -> int:
+        return int(self.state_gib * GIB)
+
+    @property
+    def pass_bytes(self) -> int:
+        return int(self.pass_gib * GIB)
 
 
 @frozen

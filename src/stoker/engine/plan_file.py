@@ -38,8 +38,8 @@ _TOP = {"stoker_plan", "name", "nodes", "edges", "final", "keep"}
 _NODE = {"stage", "args", "retry", "timeout_s", "needs"}
 _EDGE = {"from", "to", "port", "each"}
 _RETRY = {"attempts", "backoff_s", "on"}
-# The share key is filled in before a node starts.
-_NEEDS = {name: value for name, value in fields_of(Needs()).items() if name != "share_key"}
+# Both are filled in before a node starts.
+_NEEDS = {name: value for name, value in fields_of(Needs()).items() if name not in ("share_key", "in_pass")}
 
 
 def read_plan(path: str, stages: Mapping[str, Stage]) -> Plan:

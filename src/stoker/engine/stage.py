@@ -227,7 +227,8 @@ def contradictions_in(needs: Needs) -> list[str]:
 
 def _is_below_zero(needs: Needs) -> bool:
     held = (needs.cpu, needs.gpu, needs.network, needs.disk, needs.memory_gib, needs.vram_gib)
-    return min(*held, needs.base_gib, needs.base_memory_gib, needs.most) < 0
+    shared = (needs.base_gib, needs.base_memory_gib, needs.state_gib, needs.pass_gib, needs.most, needs.in_pass)
+    return min(*held, *shared) < 0
 
 
 def _parameters_of(name: str, run: Callable[..., Any]) -> list[str]:
@@ -438,6 +439,10 @@ class SharedContext(Protocol):
     def ceiling_bytes(self) -> int | None:
         """The maximum memory of a device for the current members; None: all of it."""
 
+    @property
+    def in_pass(self) -> int:
+        """For how many members in one pass memory is reserved; zero: for all."""
+
     def new_members(self, wait_s: float) -> list[Member]:
         """Return the members that joined since the last call; wait up to `wait_s` if there are none."""
 
@@ -452,6 +457,7 @@ class SoloContext:
     def __init__(self, job: StageContext, inputs: Mapping[str, Any], args: Any) -> None:
         self.devices = job.devices
         self.ceiling_bytes: int | None = None
+        self.in_pass = 0
         self._outcome: Kind[Any] | BaseException | None = None
         self._joining = [Member(0, job=job, inputs=inputs, args=args, answer=self._take)]
 

@@ -42,7 +42,7 @@ def count_together(shared: SharedContext) -> None:
     while not shared.is_over:
         for member in shared.new_members(0.002 if counts else 0.5):
             counts[member] = _kept(member)
-            print(f"joined {member.args.member}, at most {shared.ceiling_bytes} bytes")
+            print(f"joined {member.args.member}, at most {shared.ceiling_bytes} bytes, {shared.in_pass} in a pass")
             if member.args.marks:
                 Path(member.args.marks, f"{member.args.member}.{os.getpid()}").touch()
         for member in list(counts):

@@ -173,6 +173,7 @@ class Attempts:
             if waiting.needs.share_key
             else "",
             most=waiting.needs.most,
+            in_pass=waiting.needs.in_pass,
             short_of_base=lambda: self._memory.short_of_base(node),
             emit=lambda report: self._pass_on(name, reports.take(report)),
             is_cancelled=self._is_cancelled,

@@ -84,6 +84,8 @@ class Work:
     """The key of the shared process that it joins; empty: it has a process of its own."""
     most: int = 0
     """How many members that shared process has at once; zero: any number."""
+    in_pass: int = 0
+    """For how many members in one pass memory is reserved; zero: for all."""
     short_of_base: Callable[[], str] = lambda: ""
     """Says why there is no room now for a shared process of its own, base and all; empty: there is."""
     emit: Callable[[dict[str, Any]], None] = lambda _report: None

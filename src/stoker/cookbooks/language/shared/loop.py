@@ -277,6 +277,7 @@ class _Running:
 
     def _one_step(self) -> None:
         self._check_all()
+        self._stepping.reserve(self._reserved_tokens())
         entered_s = self._clock.monotonic_s()
         is_first = self._step == 0 and self._device != "cpu"
         if is_first:
@@ -315,6 +316,11 @@ class _Running:
             for member in went_on:
                 if member.slot in self._members:
                     self._of(member, self._settle, member, member in due, member.slot in improved)
+
+    def _reserved_tokens(self) -> int | None:
+        """Return for how many tokens in one pass memory is reserved; None: for those of all members."""
+        largest = max((member.pass_tokens for member in self._members.values()), default=0)
+        return self._shared.in_pass * largest or None
 
     def _unless_compiling(self, slots: Slots) -> Callable[[], Activity | None]:
         shapes = slots.shapes_prepared

@@ -359,6 +359,11 @@ class AdapterMember(TrainedMember[LoraArgs]):
     def standing(self) -> AdapterProgress:
         return AdapterProgress(slot=self.slot, turns=self.args.turns, updates=self.update, eval_loss=self.judged.last)
 
+    @property
+    def pass_tokens(self) -> int:
+        """The maximum number of tokens of one of its batches: memory is reserved for so many."""
+        return self.args.batch * self.examples.sides * self.args.max_seq_len
+
     def shape_of(self, batch: MemberRows, *, is_coarse: bool) -> MemberPassShape:
         """Return its shape in a pass. Coarse: few different shapes."""
         rows, length = batch.tokens.shape

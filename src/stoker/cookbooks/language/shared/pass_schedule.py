@@ -1,7 +1,8 @@
 """The division of members' batches into passes: decided purely, from their shapes.
 
 Members of one pass are padded to a common number of rows and a common length. Padding costs, and so does every pass:
-members are combined if that is cheaper. A pass that did not fit into memory halves the limit of a pass; first the rows
+members are combined if that is cheaper. If memory is reserved for fewer members in a pass than there are, a pass is
+divided among its members from the start. A pass that did not fit into memory halves the limit of a pass; first the rows
 of its members are divided, then its members. A single row that does not fit is an error, unless it is several
 concatenated ones.
 """
@@ -71,6 +72,8 @@ class Costs:
     """A pass costs as much as so many tokens, however small it is."""
     most_tokens: int | None = None
     """Maximum of a pass; None: no limit found yet."""
+    reserved_tokens: int | None = None
+    """Maximum of a pass of several members, for which memory is reserved; None: for all members in one pass."""
 
 
 @frozen
@@ -140,10 +143,11 @@ def _planned(
             costs.most_tokens is None or len(slots | empty) * rows * length <= costs.most_tokens
         ):
             slots |= empty
-        passes += _within(
-            MultiAdapterPass(slots=tuple(sorted(slots)), first=0, rows=rows, length=length, objective=like.objective),
-            costs.most_tokens,
+        whole = MultiAdapterPass(
+            slots=tuple(sorted(slots)), first=0, rows=rows, length=length, objective=like.objective
         )
+        for part in _as_reserved(whole, costs.reserved_tokens):
+            passes += _within(part, costs.most_tokens)
     return tuple(passes)
 
 
@@ -175,6 +179,15 @@ def _costs_from(
         members += len(alike[start])
         rows = max(rows, one.rows)
         yield best[start][0] + pass_tokens + members * rows * length, start
+
+
+def _as_reserved(whole: MultiAdapterPass, most: int | None) -> list[MultiAdapterPass]:
+    """Divide a pass among its members until it is within what is reserved, into parts of nearly the same size."""
+    if most is None or whole.tokens <= most:
+        return [whole]
+    count = -(-len(whole.slots) // max(1, most // (whole.rows * whole.length)))
+    members = -(-len(whole.slots) // count)
+    return [changed(whole, slots=whole.slots[at : at + members]) for at in range(0, len(whole.slots), members)]
 
 
 def _within(whole: MultiAdapterPass, most: int | None) -> list[MultiAdapterPass]:

@@ -199,6 +199,10 @@ class MultiAdapterStepper:
         """True if something did not fit: rows are then not concatenated, because single rows can be divided."""
         return self._costs.most_tokens is not None
 
+    def reserve(self, most_tokens: int | None) -> None:
+        """Keep passes of several members within so many tokens; None: memory is reserved for all members in one."""
+        self._costs = changed(self._costs, reserved_tokens=most_tokens)
+
     def train(self, slots: Slots, members: Mapping[int, AdapterMember]) -> MemberStepResults:
         """Make one update of each member."""
         failed: dict[int, Exception] = {}
@@ -349,7 +353,10 @@ class MultiAdapterStepper:
         self._wide[one.slots] += 1
         # The mean if members differ: each has memory of its own.
         largest = [shape.largest for shape in shapes if shape.slot in one.slots]
-        return changed(one, length=max(one.length, -(-sum(largest) // len(largest))))
+        wide = -(-sum(largest) // len(largest))
+        if self._costs.reserved_tokens is not None:
+            wide = min(wide, self._costs.reserved_tokens // (len(one.slots) * one.rows))
+        return changed(one, length=max(one.length, wide))
 
     def _recover(
         self, slots: Slots, failure: _PassFailed, pending: dict[int, Any], failed: dict[int, Exception]

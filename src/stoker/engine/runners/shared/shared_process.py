@@ -137,6 +137,7 @@ class LiveSharedContext:
         self._usage = MemberUsageTracker(os.getpid())
         self._is_over = False
         self.ceiling_bytes: int | None = None
+        self.in_pass = 0
 
     @property
     def is_over(self) -> bool:
@@ -159,7 +160,7 @@ class LiveSharedContext:
             self._is_over = self._withdraw()
         members = [member for connection in joined if (member := self._admit(connection)) is not None]
         if joined:
-            self._update_ceiling()
+            self._update_limits()
         return members
 
     def fail_all(self, error: BaseException) -> None:
@@ -179,8 +180,7 @@ class LiveSharedContext:
     def _fits(self, newcomers: list[MemberConnection]) -> bool:
         """Return True if no member, current or new, would be among more than its maximum."""
         together = [*self._connections.values(), *newcomers]
-        limits = [member.work.get("most") for member in together if member.work]
-        return all(len(together) <= limit for limit in limits if isinstance(limit, int) and limit > 0)
+        return all(len(together) <= limit for limit in _limits("most", together))
 
     def _withdraw(self) -> bool:
         self._members.set_accepting(False)
@@ -220,15 +220,16 @@ class LiveSharedContext:
 
         return Member(number, job=job, inputs=inputs, args=args, answer=answer, is_gone=lambda: connection.is_gone)
 
-    def _update_ceiling(self) -> None:
+    def _update_limits(self) -> None:
         self.ceiling_bytes = ceiling_by(one.work.get("claim") for one in self._connections.values() if one.work)
+        self.in_pass = min(_limits("in_pass", self._connections.values()), default=0)
 
     def _answer(self, number: int, outcome: StageSuccess | StageFailure) -> None:
         connection = self._connections.pop(number)
         if isinstance(outcome, StageFailure) and outcome.error_code == CODE_EDITED.error_code:
             # Its subprocesses may run other code for as long as they live: no other member may join.
             self._close(unless_knocked=False)
-        self._update_ceiling()
+        self._update_limits()
         if connection.is_gone and connection.work is not None:
             # Its run may have been killed: this process holds its reservation by now.
             release(connection.work.get("claim"))
@@ -308,6 +309,12 @@ def main(descriptor: int) -> NoReturn:
         shared.fail_all(error)
     members.close(_LAST_ANSWERS_S)
     os._exit(status)
+
+
+def _limits(name: str, members: Iterable[MemberConnection]) -> list[int]:
+    """Return the limits that members set by this name."""
+    found = [member.work.get(name) for member in members if member.work]
+    return [limit for limit in found if isinstance(limit, int) and limit > 0]
 
 
 def _as_message(outcome: StageSuccess | StageFailure, usage: MemberUsage | None = None) -> dict[str, Any]:

@@ -261,6 +261,7 @@ class _Member:
                 **as_request(work),
                 "who": f"{work.folders.job}/{work.node}",
                 "most": work.most,
+                "in_pass": work.in_pass,
                 "claim": work.claim,
             }
         }

@@ -158,6 +158,7 @@ class Gathering:
 
     devices: tuple[str, ...] = ()
     ceiling_bytes: int | None = None
+    in_pass = 0
 
     def __init__(self, *waves: Iterable[Person], borders: int = 1) -> None:
         self._waves = [list(wave) for wave in waves]

@@ -47,6 +47,27 @@ def test_a_limit_divides_rows_first_and_then_members() -> None:
     assert {one.rows for one in by_members} == {1}
 
 
+def test_what_is_reserved_divides_members_evenly_and_keeps_their_rows_together() -> None:
+    shapes = [shape(slot, 4, 100) for slot in range(8)]
+
+    def parts(reserved: int | None, most: int | None = None) -> list[tuple[tuple[int, ...], int]]:
+        costs = Costs(pass_tokens=1, reserved_tokens=reserved, most_tokens=most)
+        return [(one.slots, one.rows) for one in plan_passes(shapes, costs)]
+
+    assert parts(None) == parts(8 * 400) == [(tuple(range(8)), 4)]
+    assert parts(8 * 400 - 1) == parts(5 * 400) == [((0, 1, 2, 3), 4), ((4, 5, 6, 7), 4)]
+    assert parts(3 * 400) == [((0, 1, 2), 4), ((3, 4, 5), 4), ((6, 7), 4)]
+    assert parts(400) == parts(1) == [((slot,), 4) for slot in range(8)]
+    # A limit that was found since divides what is left of them.
+    assert parts(4 * 400, most=800) == [(slots, 2) for slots in ((0, 1, 2, 3), (4, 5, 6, 7)) for _ in range(2)]
+
+
+def test_short_rows_leave_room_for_more_members_than_memory_is_reserved_for() -> None:
+    shapes = [shape(slot, 4, 24) for slot in range(8)]
+    costs = Costs(pass_tokens=1, reserved_tokens=4 * 100)
+    assert [len(one.slots) for one in plan_passes(shapes, costs)] == [4, 4]
+
+
 def test_a_place_of_one_who_went_is_kept_in_a_pass_of_its_shape() -> None:
     shapes = [shape(0, 4, 64), shape(2, 4, 64)]
     kept = {1: shape(1, 4, 64), 3: shape(3, 4, 72)}

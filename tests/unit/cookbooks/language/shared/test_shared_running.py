@@ -253,6 +253,23 @@ def test_on_a_gpu_the_first_passes_of_the_same_members_are_as_large_as_any_will_
     assert length(0, 1) == first
 
 
+def test_on_a_gpu_the_first_passes_are_no_larger_than_what_is_reserved(person: People) -> None:
+    said = {"batch": 4, "longest": 40, "max_seq_len": 40}
+    members = {
+        n: AdapterMember(person(n, **said).joined(lambda: None), vocabulary=264, closes_up=True) for n in range(6)
+    }
+    stepping = MultiAdapterStepper(is_gpu=True, tell=lambda _text: None)
+    reserved = 2 * 4 * 40
+    stepping.reserve(reserved)
+    batches = {slot: one.look_ahead().close[0] for slot, one in members.items()}
+    passes = stepping._passes(members, batches, singly=False)
+    assert sorted(slot for one in passes for slot in one.slots) == list(range(6))
+    assert 0.8 * reserved < max(one.tokens for one in passes) <= reserved
+    assert {one.rows for one in passes} == {1}
+    stepping.reserve(None)
+    assert len(stepping._passes(members, batches, singly=False)) == 1
+
+
 def test_on_a_gpu_rows_laid_end_to_end_packed_and_plain_ones_are_not_padded_to_each_other(person: People) -> None:
     said: dict[str, Any] = {"batch": 4, "max_seq_len": 400}
     kinds: list[dict[str, Any]] = [{"longest": 40}, {"longest": 40, "packing": True}, {"longest": 40, "shortest": 40}]
@@ -419,6 +436,67 @@ def test_a_step_that_runs_out_of_memory_is_divided_and_gives_the_same(
     assert max(scarce.sizes) <= 60
     for one, reference in zip(members, plenty, strict=True):
         assert "did not fit into memory" in one.log
+        assert losses(one) == pytest.approx(losses(reference), rel=1e-5)
+
+
+def train_in_passes_of(in_pass: int, *people: Person) -> None:
+    gathering: Any = type("Reserving", (Gathering,), {"in_pass": in_pass})
+    train_members(gathering(people), ticking(FakeClock()))
+
+
+@pytest.mark.parametrize("in_pass", [1, 3])
+def test_passes_have_as_many_members_as_memory_is_reserved_for_and_give_the_same(
+    person: People, monkeypatch: pytest.MonkeyPatch, in_pass: int
+) -> None:
+    said: dict[str, Any] = {"batch": 4, "accumulate": 2, "even": True}
+    plenty = [person(number, world="plenty", **said) for number in range(8)]
+    train(*plenty)
+    passes = Scarce(monkeypatch, most=in_pass * 4 * 24)
+    members = [person(number, **said) for number in range(8)]
+    train_in_passes_of(in_pass, *members)
+    assert max(passes.sizes) == in_pass * 4 * 24
+    for one, reference in zip(members, plenty, strict=True):
+        assert "did not fit into memory" not in one.log, "no pass had to fail first"
+        assert losses(one) == pytest.approx(losses(reference), rel=1e-5)
+
+
+def test_what_is_reserved_is_counted_by_the_largest_member(person: People, monkeypatch: pytest.MonkeyPatch) -> None:
+    passes = Scarce(monkeypatch, most=2 * 24)
+    small = person(0, shortest=6, longest=10, max_seq_len=12)
+    members = [small, *(person(number, even=True) for number in (1, 2))]
+    train_in_passes_of(1, *members)
+    assert max(passes.sizes) == 2 * 24
+    assert all(isinstance(one.ended, Adapter) for one in members)
+
+
+def test_rows_stay_laid_end_to_end_in_passes_for_which_memory_is_reserved(
+    person: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: dict[str, Any] = {"batch": 5, "longest": 40, "max_seq_len": 40}
+    padded = [person(number, world="padded", **said) for number in range(3)]
+    train(*padded)
+    monkeypatch.setattr("stoker.cookbooks.language.shared.loop._closes_up", lambda _base: True)
+    passes = Scarce(monkeypatch, most=5 * 40)
+    members = [person(number, **said) for number in range(3)]
+    train_in_passes_of(1, *members)
+    assert sum(passes.sizes) < 0.8 * 3 * 2 * 10 * 40
+    for one, reference in zip(members, padded, strict=True):
+        assert "did not fit into memory" not in one.log
+        assert losses(one) == pytest.approx(losses(reference), rel=1e-5)
+
+
+def test_a_pass_for_which_memory_is_reserved_is_divided_if_it_does_not_fit_after_all(
+    person: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: dict[str, Any] = {"batch": 4, "even": True}
+    plenty = [person(number, world="plenty", **said) for number in range(4)]
+    train(*plenty)
+    passes = Scarce(monkeypatch, most=60)
+    members = [person(number, **said) for number in range(4)]
+    train_in_passes_of(2, *members)
+    assert max(passes.sizes) <= 60
+    for one, reference in zip(members, plenty, strict=True):
+        assert "2 adapters x 4 rows x 24 tokens did not fit into memory" in one.log
         assert losses(one) == pytest.approx(losses(reference), rel=1e-5)
 
 
