@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,22 @@ def test_a_dry_run_says_how_many_go_together_and_what_that_takes(shell: Shell) -
     alone = shell.stoker("sweep", "language/lora", "rank=2,4", "--dry-run", "--solo")
     assert "2 trials" in alone.out
     assert "one process" not in alone.out
+
+
+def test_a_dry_run_says_how_many_are_in_a_pass_where_not_all_have_room(shell: Shell) -> None:
+    words = ("run", "language/lora", "batch=8", "lr=1e-3,2e-3,3e-3,4e-3,5e-3,6e-3,7e-3,8e-3", "--dry-run")
+    done = shell.stoker(*words, STOKER_GPU_FAKE="cuda:1GiB")
+    assert done.code == 0, done.err
+    assert re.search(
+        r"8 adapters, one base, one process: predicted \S+ MiB, 870.0 MiB free, all 8 at once, 4 in a pass\n$", done.out
+    )
+    *_, company = shell.stoker(*words, "--json", STOKER_GPU_FAKE="cuda:1GiB").objects()
+    told = company["company"]
+    assert (told["at_once"], told["in_pass"]) == (8, 4)
+    assert told["base_bytes"] < told["predicted_bytes"] <= told["free_bytes"]
+    # Two such devices have room for all of them in whole passes.
+    done = shell.stoker(*words, STOKER_GPU_FAKE="cuda:2x1GiB")
+    assert "in a pass" not in done.out
 
 
 def test_a_file_with_faults_is_told_all_of_them_by_check_and_run(shell: Shell) -> None:

@@ -14,6 +14,7 @@ from stoker.core.digests import Digest
 from stoker.core.errors import StageInputError, StokerError
 from stoker.core.text import counted
 from stoker.devices.admission import memory_here, shared_bytes
+from stoker.devices.ledger.reservations import CandidateDevice
 from stoker.engine.execution.dispatch import impossible_here
 from stoker.engine.preview import ForecastVerdict, NodeForecast, PlanPreview, preview
 from stoker.engine.result_cache import changes_as_json
@@ -165,18 +166,26 @@ def shared_processes_here(call: CommandContext, build: JobBuild, seen: PlanPrevi
         return []
     builder = call.builder()
     recipe = builder.catalogue.load(build.spec.recipe)
+    rooms = _rooms(call) if any(node.needs.gpu for node in together) else []
     room = SharedProcessCapacity(
-        device_bytes=_most_free_bytes(call) if any(node.needs.gpu for node in together) else None,
+        device_bytes=rooms[0] if rooms else None,
         memory_bytes=memory_here().room_bytes,
+        elsewhere_bytes=tuple(rooms[1:]),
     )
     return estimate_shared_processes(together, trials, lambda trial: builder.shared_by(recipe, trial.spec.args), room)
 
 
-def _most_free_bytes(call: CommandContext) -> int | None:
-    """Return the largest free memory of a device for shared work."""
+def _rooms(call: CommandContext) -> list[int]:
+    """Return the free memory of each device for shared work, the largest first: measured, and not reserved."""
+    devices = [device for device in call.parts.devices if device.total_bytes is not None]
+    candidates = [one for one in map(CandidateDevice.of, devices) if one is not None]
+    states = call.parts.ledger.state(candidates).devices if candidates else ()
+    left = {one.device.uuid: one.room_bytes for one in states}
     rooms = [
-        shared_bytes(device.total_bytes, device.memory_type, device.free_bytes)
-        for device in call.parts.devices
-        if device.total_bytes is not None
+        min(
+            shared_bytes(device.total_bytes or 0, device.memory_type, device.free_bytes),
+            left.get(device.uuid, device.total_bytes or 0),
+        )
+        for device in devices
     ]
-    return max(rooms, default=None)
+    return sorted(rooms, reverse=True)

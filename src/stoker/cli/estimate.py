@@ -15,7 +15,7 @@ from stoker.core.errors import BadInput, LocalFile, NotFound
 from stoker.core.frozen import changed
 from stoker.core.text import format_size
 from stoker.devices.admission import memory_here
-from stoker.devices.estimate.fitting_adapters import at_once, smaller
+from stoker.devices.estimate.fitting_adapters import adapters_fit, smaller
 from stoker.devices.estimate.model_shapes import ModelShape, families, read_shape
 from stoker.devices.estimate.shared_base import (
     ADAPTER_KEYS,
@@ -176,17 +176,22 @@ def _multi_adapter(call: CommandContext, given: dict[str, Any], training: MultiA
         return estimate_adapters(one, context_bytes=given["context"], gpu=gpu, correction=correction)
 
     estimated = estimate_one(training)
-    places = [
-        SharedProcessFitView(
+
+    def fit_in(uuid: str, name: str, room_bytes: int | None, why: str) -> SharedProcessFitView:
+        fit = adapters_fit(room_bytes or 0, training, estimate_one)
+        is_less = room_bytes is not None and fit.at_once < training.adapters
+        return SharedProcessFitView(
             uuid=uuid,
             name=name,
-            at_once=at_once(room_bytes or 0, training, estimate_one),
+            at_once=fit.at_once,
             room_bytes=room_bytes,
             why=why,
-            would_fit=() if room_bytes is None else smaller(room_bytes, training, estimate_one, WORDS),
+            would_fit=smaller(room_bytes or 0, training, estimate_one, WORDS) if is_less else (),
+            in_pass=fit.in_pass,
         )
-        for uuid, name, room_bytes, why in (_rooms(call) if training.where is MemoryLocation.CUDA else [_own_room()])
-    ]
+
+    rooms = _rooms(call) if training.where is MemoryLocation.CUDA else [_own_room()]
+    places = [fit_in(*one) for one in rooms]
     if book.trouble:
         call.out.note(f"warning: {book.trouble}")
     call.out.object(

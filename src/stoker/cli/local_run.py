@@ -92,6 +92,10 @@ def run_build(
 
         tracking = tracking_of(call, build, attempt, given["wandb"])
     estimates = [] if options.solo else _estimated_shared_processes(call, build, going_on, rerun)
+    if estimates:
+        from stoker.jobs.adapter_jobs import with_needs_of
+
+        build = changed(build, plan=with_needs_of(build.plan, estimates))
     signs = UNICODE if call.out.is_unicode else ASCII
     lines = tuple(line for one in estimates for line in forecast_lines(one, signs))
     shared = SharedProcessRunView(lines=lines, is_solo=options.solo)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stoker.config.adapters_file import (
     WHOSE_TURN,
@@ -23,7 +23,7 @@ from stoker.config.adapters_file import (
 from stoker.config.fields import FileDiagnostics
 from stoker.config.positions import ConfigLayer
 from stoker.config.values import Schema, found, same, with_value
-from stoker.core.device import Needs
+from stoker.core.device import GIB, Needs
 from stoker.core.digests import encode
 from stoker.core.errors import (
     Damaged,
@@ -34,7 +34,7 @@ from stoker.core.errors import (
     MissingRepoFiles,
     StokerError,
 )
-from stoker.core.frozen import changed, frozen
+from stoker.core.frozen import changed, fresh, frozen
 from stoker.core.job import JobSpec
 from stoker.core.text import is_job_name
 from stoker.engine.plan import Plan, PlanNode
@@ -42,6 +42,9 @@ from stoker.engine.recipe import Recipe
 from stoker.engine.stage import SharedBase
 from stoker.jobs.request import JobRequest, compose_request, given_twice, swept_lists
 from stoker.jobs.trials import Trial
+
+if TYPE_CHECKING:
+    from stoker.devices.estimate.shared_base import MultiAdapterNeeds
 
 LORA = "language/lora"
 """Trains one adapter."""
@@ -372,7 +375,8 @@ def _without_folders(data: Any) -> Any:
 # What becomes of a job's trials that may work together: how many share a process, what that takes, what is free.
 #
 # Pure: what trials share is asked of their recipe, what the machine has is handed in. The run decides again, member by
-# member, by what is free then.
+# member, by what is free then. Only whether passes have all members is decided here, before the run: it changes what
+# each member reserves.
 
 
 @frozen
@@ -383,6 +387,8 @@ class SharedProcessCapacity:
     """Free on the device that has the most of it."""
     memory_bytes: int | None = None
     """Free of the machine's own."""
+    elsewhere_bytes: tuple[int, ...] = ()
+    """Free on each of the other devices."""
 
 
 @frozen
@@ -400,11 +406,16 @@ class SharedProcessEstimate:
     is_on_device: bool
     about: str = ""
     """Description of the base."""
+    in_pass: int = 0
+    """Maximum number of members in one pass; 0: all that run at once."""
+    needs: Mapping[str, Needs] = fresh(factory=dict)
+    """What nodes reserve instead of what their plan says, by their names: if a pass has some of the members only."""
 
     def to_json(self) -> dict[str, Any]:
         return {
             "members": self.members,
             "at_once": self.at_once,
+            "in_pass": self.in_pass or self.at_once,
             "base_bytes": self.base_bytes,
             "predicted_bytes": self.predicted_bytes,
             "free_bytes": self.free_bytes,
@@ -424,38 +435,75 @@ def estimate_shared_processes(
     What works alone makes none, and neither does a trial that has none of these nodes.
     """
     together = {node.id: node.needs for node in nodes if node.stage.together}
-    groups: dict[str, list[Needs]] = {}
+    groups: dict[str, list[str]] = {}
     about: dict[str, str] = {}
     for trial in trials:
-        needs = next((together[name] for name in trial.nodes.nodes if name in together), None)
-        base = shared(trial) if needs is not None else None
-        if needs is not None and base is not None and base.share_key:
-            groups.setdefault(base.share_key, []).append(needs)
+        name = next((one for one in trial.nodes.nodes if one in together), None)
+        base = shared(trial) if name is not None else None
+        if name is not None and base is not None and base.share_key:
+            groups.setdefault(base.share_key, []).append(name)
             about.setdefault(base.share_key, base.about)
-    return [_forecast(members, room, about[word]) for word, members in groups.items()]
+    return [_forecast(names, together, room, about[word]) for word, names in groups.items()]
 
 
-def _forecast(members: Sequence[Needs], room: SharedProcessCapacity, about: str) -> SharedProcessEstimate:
-    from stoker.devices.estimate.fitting_adapters import fitting_members  # noqa: PLC0415 - 7 ms that only shared processes need
+def with_needs_of(plan: Plan, estimates: Sequence[SharedProcessEstimate]) -> Plan:
+    """Return a plan whose nodes reserve what these estimates say."""
+    instead = {name: needs for one in estimates for name, needs in one.needs.items()}
+    if not instead:
+        return plan
+    return changed(plan, nodes=tuple(changed(one, asks=instead.get(one.id, one.asks)) for one in plan.nodes))
 
+
+def _forecast(
+    names: Sequence[str], needs_of: Mapping[str, Needs], room: SharedProcessCapacity, about: str
+) -> SharedProcessEstimate:
+    from stoker.devices.estimate.fitting_adapters import members_fit  # noqa: PLC0415 - 7 ms that only shared processes need
+
+    members = [needs_of[name] for name in names]
     is_on_device = members[0].gpu > 0
     free_bytes = room.device_bytes if is_on_device else room.memory_bytes
-    wanted = [
-        (one.vram_bytes, one.base_bytes) if is_on_device else (one.memory_bytes, one.base_memory_bytes)
-        for one in members
-    ]
-    base_bytes = max(base for _, base in wanted)
-    own = [max(0, total - base) for total, base in wanted]
-    most = min((one.most for one in members if one.most), default=len(members))
-    may = own[:most]
+    wanted = [_member_needs(one) for one in members]
+    base_bytes = max(one.base_bytes for one in wanted)
+    may = wanted[: min((one.most for one in members if one.most), default=len(members))]
+    fit = members_fit(free_bytes, may, room.elsewhere_bytes if is_on_device else ())
     # One begins whatever is free at the moment: it waits until there is room.
-    at_once = len(may) if free_bytes is None else max(1, fitting_members(free_bytes, base_bytes, may))
+    at_once, divided = max(1, fit.at_once), fit.divided
     return SharedProcessEstimate(
         members=len(members),
         at_once=at_once,
         base_bytes=base_bytes,
-        predicted_bytes=base_bytes + sum(may[:at_once]),
+        predicted_bytes=divided.base_bytes + at_once * divided.member_bytes
+        if divided
+        else base_bytes + sum(one.member_bytes for one in may[:at_once]),
         free_bytes=free_bytes,
         is_on_device=is_on_device,
         about=about,
+        in_pass=fit.in_pass,
+        needs={name: _reserving(needs_of[name], divided, fit.in_pass) for name in names} if divided else {},
     )
+
+
+def _member_needs(needs: Needs) -> MultiAdapterNeeds:
+    """Return what a member needs where it computes: of a device, or of the machine's memory."""
+    from stoker.devices.estimate.shared_base import MultiAdapterNeeds  # noqa: PLC0415 - as above
+
+    total_bytes, base_bytes = (
+        (needs.vram_bytes, needs.base_bytes) if needs.gpu else (needs.memory_bytes, needs.base_memory_bytes)
+    )
+    return MultiAdapterNeeds(
+        base_bytes=base_bytes,
+        member_bytes=max(0, total_bytes - base_bytes),
+        state_bytes=needs.state_bytes,
+        pass_bytes=needs.pass_bytes,
+    )
+
+
+def _reserving(needs: Needs, divided: MultiAdapterNeeds, in_pass: int) -> Needs:
+    """Return needs of a member of passes with so many members.
+
+    What such a process takes says nothing of the estimate: it fills what is reserved. So it is not remembered.
+    """
+    total_gib, base_gib = divided.total_bytes / GIB, divided.base_bytes / GIB
+    if needs.gpu:
+        return changed(needs, vram_gib=total_gib, base_gib=base_gib, in_pass=in_pass, peaks=())
+    return changed(needs, memory_gib=total_gib, base_memory_gib=base_gib, in_pass=in_pass, peaks=())

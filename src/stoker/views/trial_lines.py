@@ -125,10 +125,16 @@ def forecast_text(one: SharedProcessEstimate) -> str:
 
 
 def _pace(one: SharedProcessEstimate) -> str:
+    passes = _passes_text(one.in_pass)
     if one.at_once == one.members:
-        return "both at once" if one.members == 2 else f"all {one.members} at once"
-    together = "one at a time" if one.at_once == 1 else f"{one.at_once} at once"
+        return f"{'both' if one.members == 2 else f'all {one.members}'} at once{passes}"
+    together = "one at a time" if one.at_once == 1 else f"{one.at_once} at once{passes}"
     return f"{together}, the rest as memory is freed"
+
+
+def _passes_text(in_pass: int) -> str:
+    """Return how many members a pass has, if not all of them."""
+    return f", {in_pass} in a pass" if in_pass else ""
 
 
 def speed_text(tokens_per_s: float) -> str:
@@ -370,12 +376,15 @@ class SharedProcessFitView:
     why: str
     would_fit: tuple[SmallerOption, ...] = ()
     """Changes with which all of them fit."""
+    in_pass: int = 0
+    """Maximum number of members in one pass; 0: all that fit."""
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "uuid": self.uuid,
             "name": self.name,
             "at_once": self.at_once,
+            "in_pass": self.in_pass or self.at_once,
             "room_bytes": self.room_bytes,
             "why": self.why,
             "would_fit": [{"change": one.change, "total_bytes": one.total_bytes} for one in self.would_fit],
@@ -416,7 +425,8 @@ def _row(term: EstimateTerm) -> list[str]:
 def _fit_lines(place: SharedProcessFitView, wanted: int) -> list[str]:
     if place.room_bytes is None:
         return [f"{place.name}: {place.why}"]
-    fits = "none fits" if not place.at_once else "fits" if wanted == 1 else f"all {wanted} fit at once"
+    every = "fits" if wanted == 1 else f"all {wanted} fit at once{_passes_text(place.in_pass)}"
+    fits = every if place.at_once else "none fits"
     if 0 < place.at_once < wanted:
         fits = f"{place.at_once} of {wanted} fit at once, the rest after them"
     hint = [f"  would fit: {'; '.join(map(str, place.would_fit))}"] if place.would_fit else []

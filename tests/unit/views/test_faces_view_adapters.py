@@ -69,6 +69,21 @@ def forecast(members: int, at_once: int, free: int | None = 23) -> SharedProcess
                 "the rest as memory is freed"
             ),
         ),
+        (
+            changed(forecast(8, 8), in_pass=3),
+            "8 adapters, one base, one process: predicted 6.0 GiB, 23.0 GiB free, all 8 at once, 3 in a pass",
+        ),
+        (
+            changed(forecast(2, 2), in_pass=1),
+            "2 adapters, one base, one process: predicted 6.0 GiB, 23.0 GiB free, both at once, 1 in a pass",
+        ),
+        (
+            changed(forecast(8, 4), in_pass=1),
+            (
+                "8 adapters, one base, one process: predicted 6.0 GiB, 23.0 GiB free, 4 at once, 1 in a pass, "
+                "the rest as memory is freed"
+            ),
+        ),
         (forecast(1, 1), "1 adapter: predicted 6.0 GiB, 23.0 GiB free"),
         (forecast(1, 1, 2), "1 adapter: predicted 6.0 GiB, 2.0 GiB free: more than is free"),
     ],

@@ -240,7 +240,13 @@ def lora_needs(base: TrainableBase, load: Load, *, gpus: int, most: int = 0) -> 
     """Return what an adapter needs: in a shared process the base counts once."""
     if not gpus:
         found = member_needs(base.shape, load, MemoryLocation.CPU)
-        return Needs(memory_gib=found.total_bytes / GIB, base_memory_gib=found.base_bytes / GIB, most=most)
+        return Needs(
+            memory_gib=found.total_bytes / GIB,
+            base_memory_gib=found.base_bytes / GIB,
+            state_gib=found.state_bytes / GIB,
+            pass_gib=found.pass_bytes / GIB,
+            most=most,
+        )
     training, here = multi_adapter(base.shape, load, MemoryLocation.CUDA), surroundings()
     remembered = here.remembered(training)
     found = estimate_adapters(training, gpu=next(iter(here.rooms()), ""), correction=remembered.correction).needs
@@ -248,6 +254,8 @@ def lora_needs(base: TrainableBase, load: Load, *, gpus: int, most: int = 0) -> 
         gpu=gpus,
         vram_gib=found.total_bytes / GIB,
         base_gib=found.base_bytes / GIB,
+        state_gib=found.state_bytes / GIB,
+        pass_gib=found.pass_bytes / GIB,
         shares=True,
         most=most,
         peaks=remembered.names,

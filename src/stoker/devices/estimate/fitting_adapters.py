@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate, repeat, takewhile
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate, takewhile
 
 from stoker.core.errors import InsufficientDeviceMemory
-from stoker.core.frozen import changed
+from stoker.core.frozen import changed, frozen
 from stoker.core.text import format_size
 from stoker.devices.estimate.model_shapes import ModelShape
-from stoker.devices.estimate.shared_base import MultiAdapterEstimate, MultiAdapterTraining, estimate_adapters
+from stoker.devices.estimate.shared_base import (
+    MultiAdapterEstimate,
+    MultiAdapterNeeds,
+    MultiAdapterTraining,
+    estimate_adapters,
+)
 from stoker.devices.estimate.terms import (
     STEP_TOKENS,
     MemoryCapacity,
@@ -28,15 +33,60 @@ Estimator = Callable[[MultiAdapterTraining], MultiAdapterEstimate]
 """Returns the memory of several adapters, with what is known of the device."""
 
 
-def at_once(free_bytes: int, training: MultiAdapterTraining, estimate: Estimator = estimate_adapters) -> int:
-    """Return how many members fit together, 0 if not even one does."""
-    needs = estimate(training).needs
-    return fitting_members(free_bytes, needs.base_bytes, repeat(needs.member_bytes, training.adapters))
+@frozen
+class MembersFit:
+    """How many members of a shared process run at once, and how many of them are computed in one pass."""
+
+    at_once: int
+    """0 if not even one fits."""
+    in_pass: int = 0
+    """Maximum number of members in one pass; 0: all of them."""
+    divided: MultiAdapterNeeds | None = None
+    """What each reserves if passes have fewer members: the base with the memory of one pass, and its own state."""
 
 
-def fitting_members(free_bytes: int, base_bytes: int, members: Iterable[int]) -> int:
-    """Return how many members, in order, fit together: each takes its own beside one base."""
-    return sum(1 for _ in takewhile(lambda own_bytes: base_bytes + own_bytes <= free_bytes, accumulate(members)))
+def members_fit(
+    free_bytes: int | None, members: Sequence[MultiAdapterNeeds], elsewhere_bytes: Sequence[int] = ()
+) -> MembersFit:
+    """Return how many members, in order, fit together. All of them if it is not known how much is free.
+
+    Each adds its own to one base. If not all fit in this way, here and on the machine's other devices
+    (`elsewhere_bytes`), but all fit here with fewer members in a pass, a pass has as many as fit: its memory is held
+    once, like the base, and each member adds its state. States and passes are padded to the largest member's.
+    """
+    if free_bytes is None:
+        return MembersFit(at_once=len(members))
+    base_bytes = max((one.base_bytes for one in members), default=0)
+    own = [one.member_bytes for one in members]
+    at_once = _count(free_bytes, base_bytes, own)
+    left = own[at_once:]
+    for other_bytes in sorted(elsewhere_bytes, reverse=True):
+        left = left[_count(other_bytes, base_bytes, left) :]
+    divided = _divided(free_bytes, base_bytes, members) if left else None
+    return divided or MembersFit(at_once=at_once)
+
+
+def _divided(free_bytes: int, base_bytes: int, members: Sequence[MultiAdapterNeeds]) -> MembersFit | None:
+    """Return how all members fit with fewer of them in a pass; None if they do not."""
+    if not all(one.pass_bytes for one in members):
+        return None
+    state_bytes, pass_bytes = max(one.state_bytes for one in members), max(one.pass_bytes for one in members)
+    in_pass = min(len(members), (free_bytes - base_bytes - len(members) * state_bytes) // pass_bytes)
+    if in_pass < 1:
+        return None
+    needs = MultiAdapterNeeds(base_bytes=base_bytes + in_pass * pass_bytes, member_bytes=state_bytes)
+    return MembersFit(at_once=len(members), in_pass=in_pass, divided=needs)
+
+
+def _count(free_bytes: int, base_bytes: int, own: Sequence[int]) -> int:
+    return sum(1 for _ in takewhile(lambda own_bytes: base_bytes + own_bytes <= free_bytes, accumulate(own)))
+
+
+def adapters_fit(
+    free_bytes: int, training: MultiAdapterTraining, estimate: Estimator = estimate_adapters
+) -> MembersFit:
+    """Return how many adapters of a training fit together."""
+    return members_fit(free_bytes, [estimate(training).needs] * training.adapters)
 
 
 def smaller(

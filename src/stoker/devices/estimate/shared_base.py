@@ -301,6 +301,10 @@ class MultiAdapterNeeds:
 
     base_bytes: int
     member_bytes: int
+    state_bytes: int = 0
+    """The part of `member_bytes` that a member always holds; the rest only while its rows are computed."""
+    pass_bytes: int = 0
+    """What a member takes beside its state in a pass of some of the members. Zero: a pass always has all of them."""
 
     @property
     def total_bytes(self) -> int:
@@ -321,10 +325,18 @@ class MultiAdapterEstimate:
     trained_parameters: int
     """Of one adapter."""
     measured_runs: int = 0
+    state_bytes: int = 0
+    pass_bytes: int = 0
+    """Both as in `MultiAdapterNeeds`."""
 
     @property
     def needs(self) -> MultiAdapterNeeds:
-        return MultiAdapterNeeds(base_bytes=_sum(self.base), member_bytes=_sum(self.member))
+        return MultiAdapterNeeds(
+            base_bytes=_sum(self.base),
+            member_bytes=_sum(self.member),
+            state_bytes=self.state_bytes,
+            pass_bytes=self.pass_bytes,
+        )
 
     @property
     def total_bytes(self) -> int:
@@ -338,6 +350,8 @@ class MultiAdapterEstimate:
             "adapters": self.adapters,
             "base_bytes": needs.base_bytes,
             "member_bytes": needs.member_bytes,
+            "state_bytes": needs.state_bytes,
+            "pass_bytes": needs.pass_bytes,
             "base": [term.to_dict() for term in self.base],
             "member": [term.to_dict() for term in self.member],
             "parameters": self.parameters,
@@ -361,13 +375,17 @@ def estimate_adapters(
     base = [_weights(training), _process(training, context_bytes, gpu)]
     member = [_adapter(training)]
     once, each = _loss(training, training.adapters), _loss(training, 1)
-    if _is_less_for_each(training, once, each):
+    is_each = _is_less_for_each(training, once, each)
+    if is_each:
         member.append(each)
     else:
         base.insert(1, once)
     (member if training.is_synchronized else base).extend(_step(training))
+    percent = 100.0
     if correction is not None:
         member.append(calibration_term(member, correction))
+        percent = correction.percent
+    state_bytes, pass_bytes = _divided(training, each.size_bytes if is_each else 0)
     return MultiAdapterEstimate(
         adapters=training.adapters,
         base=tuple(base),
@@ -375,6 +393,8 @@ def estimate_adapters(
         parameters=training.shape.parameters,
         trained_parameters=training.trained(training.rank),
         measured_runs=0 if correction is None else correction.runs,
+        state_bytes=round(state_bytes * percent / 100),
+        pass_bytes=round(pass_bytes * percent / 100),
     )
 
 
@@ -446,22 +466,45 @@ def _adapter(training: MultiAdapterTraining) -> EstimateTerm:
     return EstimateTerm("adapter", state_bytes(count, training.dtype) + kept, why)
 
 
-def _step(training: MultiAdapterTraining) -> list[EstimateTerm]:
-    """Return the temporary memory of one step, at its peak."""
+@frozen
+class _StepBytes:
+    """Temporary memory of one step of one member."""
+
+    gradients: int
+    kept: int
+    working: int
+    updating: int
+
+    @property
+    def passing(self) -> int:
+        """During the backward pass."""
+        return self.gradients + self.kept + self.working
+
+
+def _step_bytes(training: MultiAdapterTraining) -> _StepBytes:
     count = training.trained(training.bank_rank)
-    gradients, kept, working = count * training.dtype.bytes, training.kept_bytes(), training.working_bytes()
+    gradients = count * training.dtype.bytes
     updating = updating_bytes(count - training.copied, training.dtype, is_compiled=training.compiles)
     # Gradients of modules are in 32 bits, and one at a time is added to them; one at a time is updated.
     one = training.copied // max(1, training.whole)
     gradients += training.copied * (_FLOAT - training.dtype.bytes) + one * _FLOAT
     updating += 2 * _FLOAT * training.copied + (0 if training.compiles else 6 * _FLOAT * one)
+    return _StepBytes(
+        gradients=gradients, kept=training.kept_bytes(), working=training.working_bytes(), updating=updating
+    )
+
+
+def _step(training: MultiAdapterTraining) -> list[EstimateTerm]:
+    """Return the temporary memory of one step, at its peak."""
+    found = _step_bytes(training)
     data = f"{training.tokens // training.sequence} × {training.sequence} tokens"
-    if updating > gradients + kept + working:
-        terms = [EstimateTerm("update", updating, f"more than {data} take before it")]
+    if found.updating > found.passing:
+        terms = [EstimateTerm("update", found.updating, f"more than {data} take before it")]
     else:
+        backward = found.gradients + found.working
         terms = [
-            EstimateTerm("activations", kept, f"what {training.shape.layers} layers keep of {data}"),
-            EstimateTerm("backward", gradients + working, "gradients: one layer's inside, the adapter's"),
+            EstimateTerm("activations", found.kept, f"what {training.shape.layers} layers keep of {data}"),
+            EstimateTerm("backward", backward, "gradients: one layer's inside, the adapter's"),
         ]
     if training.where is MemoryLocation.CPU:
         return terms
@@ -469,8 +512,29 @@ def _step(training: MultiAdapterTraining) -> list[EstimateTerm]:
     spare = _sum(terms) * _SPARE_PERCENT // 100
     if training.compiles:
         why += ", and what a first compiled step leaves (fitted)"
-        spare += first_step_bytes(count - training.copied, training.dtype)
+        spare += _left_bytes(training)
     return [*terms, EstimateTerm("fragmentation", spare, why)]
+
+
+def _left_bytes(training: MultiAdapterTraining) -> int:
+    """Return what a first compiled step leaves in the allocator."""
+    return first_step_bytes(training.trained(training.bank_rank) - training.copied, training.dtype)
+
+
+def _divided(training: MultiAdapterTraining, loss_bytes: int) -> tuple[int, int]:
+    """Return what a member always holds, and what it takes in a pass of some members, its own loss with it.
+
+    Of some of the members a pass computes with copies: of the adapter's weights, and while the larger half of them is
+    updated, of that half with its moments.
+    """
+    if not training.is_synchronized:
+        return 0, 0
+    found, count = _step_bytes(training), training.trained(training.bank_rank) - training.copied
+    weights, moved = count * training.dtype.bytes, (3 * _FLOAT + training.dtype.bytes) * count * 3 // 5
+    taken = max(found.passing + weights, found.updating + moved)
+    if training.where is MemoryLocation.CUDA:
+        taken += taken * _SPARE_PERCENT // 100
+    return _adapter(training).size_bytes + (_left_bytes(training) if training.compiles else 0), loss_bytes + taken
 
 
 def _process(training: MultiAdapterTraining, context_bytes: int | None, gpu: str) -> EstimateTerm:

@@ -7,13 +7,14 @@ import pytest
 from stoker.core.device import GIB
 from stoker.core.errors import BadInput, InvalidArgs
 from stoker.core.frozen import changed
-from stoker.devices.estimate.fitting_adapters import at_once, no_room, smaller
+from stoker.devices.estimate.fitting_adapters import MembersFit, adapters_fit, members_fit, no_room, smaller
 from stoker.devices.estimate.model_shapes import read_shape
 from stoker.devices.estimate.shared_base import (
     ADAPTER_KEYS,
     MANY,
     BaseWidth,
     MemoryLocation,
+    MultiAdapterNeeds,
     MultiAdapterTraining,
     estimate_adapters,
     has_adapters,
@@ -157,12 +158,136 @@ def test_targets_that_name_nothing_are_refused():
 
 
 def test_as_many_as_fit_are_at_once_and_one_byte_less_is_one_less():
-    needs = estimate_adapters(COMPANY).needs
+    # In turns they have nothing in common but the base: passes are not divided.
+    in_turn = changed(COMPANY, is_synchronized=False)
+    needs = estimate_adapters(in_turn).needs
     exactly = needs.base_bytes + 5 * needs.member_bytes
-    assert at_once(exactly, COMPANY) == 5
-    assert at_once(exactly - 1, COMPANY) == 4
-    assert at_once(needs.total_bytes - 1, COMPANY) == 0
-    assert at_once(1000 * GIB, COMPANY) == 8
+    assert adapters_fit(exactly, in_turn) == MembersFit(at_once=5)
+    assert adapters_fit(exactly - 1, in_turn) == MembersFit(at_once=4)
+    assert adapters_fit(needs.total_bytes - 1, in_turn) == MembersFit(at_once=0)
+    assert adapters_fit(1000 * GIB, in_turn) == MembersFit(at_once=8)
+
+
+def needing(state: int, passing: int, base: int = 100) -> MultiAdapterNeeds:
+    """Return needs of a member whose pass takes a byte more if it has some of the members only."""
+    return MultiAdapterNeeds(base_bytes=base, member_bytes=state + passing - 1, state_bytes=state, pass_bytes=passing)
+
+
+ALIKE = [needing(5, 20)] * 8
+
+
+@pytest.mark.parametrize(
+    ("free", "at_once", "in_pass"),
+    [
+        (100 + 8 * 24, 8, 0),
+        (100 + 8 * 24 - 1, 8, 7),
+        (100 + 8 * 5 + 3 * 20, 8, 3),
+        (100 + 8 * 5 + 3 * 20 - 1, 8, 2),
+        (100 + 8 * 5 + 20, 8, 1),
+        # Not all of them fit in any way: as many as fit, the others after them.
+        (100 + 8 * 5 + 19, 2, 0),
+        (100 + 24, 1, 0),
+        (100 + 23, 0, 0),
+    ],
+)
+def test_if_not_all_fit_each_with_its_own_a_pass_has_as_many_of_them_as_fit(free: int, at_once: int, in_pass: int):
+    fit = members_fit(free, ALIKE)
+    assert (fit.at_once, fit.in_pass) == (at_once, in_pass)
+    if fit.divided is None:
+        assert in_pass == 0
+        return
+    assert fit.divided.base_bytes == 100 + in_pass * 20, "the memory of a pass is held once"
+    assert fit.divided.base_bytes + 8 * fit.divided.member_bytes <= free
+    assert fit.divided.total_bytes >= ALIKE[0].total_bytes, "one member alone has all that it needs"
+
+
+def test_of_members_that_differ_states_and_passes_count_as_those_of_the_largest():
+    some = [needing(5, 20), needing(9, 10), needing(1, 30, base=110)]
+    assert members_fit(110 + 24 + 18 + 30, some) == MembersFit(at_once=3)
+    divided = MultiAdapterNeeds(base_bytes=110 + 30, member_bytes=9)
+    assert members_fit(110 + 24 + 18 + 30 - 1, some) == MembersFit(at_once=3, in_pass=1, divided=divided)
+    assert members_fit(110 + 3 * 9 + 30, some) == MembersFit(at_once=3, in_pass=1, divided=divided)
+    assert members_fit(110 + 3 * 9 + 30 - 1, some) == MembersFit(at_once=2)
+
+
+def test_what_can_not_be_divided_or_is_not_known_stays_as_it_is():
+    plain = [MultiAdapterNeeds(base_bytes=100, member_bytes=24)] * 8
+    assert members_fit(100 + 3 * 24, plain) == MembersFit(at_once=3)
+    assert members_fit(100 + 3 * 24, [*ALIKE[:7], plain[0]]) == MembersFit(at_once=3)
+    assert members_fit(None, ALIKE) == MembersFit(at_once=8)
+
+
+def test_passes_are_not_divided_where_another_device_takes_those_that_are_left():
+    assert members_fit(100 + 5 * 24, ALIKE, [100 + 24, 100 + 2 * 24]) == MembersFit(at_once=5)
+    assert members_fit(100 + 5 * 24, ALIKE, [100 + 2 * 24]).in_pass == 4
+
+
+LARGE = read_shape(
+    {
+        "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
+    }
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("rank", [8, 16])
+def test_a_card_of_24_gb_trains_eight_adapters_over_a_base_of_eight_billion_parameters_at_once(rank: int):
+    eight = MultiAdapterTraining(shape=LARGE, adapters=8, rank=rank, sequence=512, base_dtype=BaseWidth.NF4)
+    free = 24 * 10**9
+    needs = estimate_adapters(eight).needs
+    assert needs.base_bytes + 7 * needs.member_bytes > free
+    fit = adapters_fit(free, eight)
+    assert fit.at_once == 8
+    assert fit.in_pass >= 2
+    assert fit.divided is not None
+    assert fit.divided.base_bytes + 8 * fit.divided.member_bytes <= free
+
+
+def test_a_member_always_holds_its_state_and_its_rows_only_in_a_pass():
+    needs = estimate_adapters(COMPANY).needs
+    count = adapter_parameters(SHAPE, ("all-linear",), 16)
+    longer, wider = (
+        estimate_adapters(one).needs for one in (changed(COMPANY, sequence=1024), changed(COMPANY, rank=32))
+    )
+    assert needs.state_bytes >= count * 18
+    assert longer.state_bytes == needs.state_bytes
+    assert wider.state_bytes == pytest.approx(2 * needs.state_bytes, abs=1)
+    assert longer.pass_bytes > 1.9 * needs.pass_bytes
+    # Beside what a pass of all members takes, one of some of them has copies of their adapters' weights.
+    copies = count * 2 * 107 // 100
+    assert needs.state_bytes + needs.pass_bytes - needs.member_bytes == pytest.approx(copies, abs=2)
+
+
+def test_while_few_tokens_are_updated_a_pass_of_some_members_has_copies_of_moments():
+    few = changed(COMPANY, sequence=8)
+    told = estimate_adapters(few)
+    assert [term.name for term in told.member] == ["adapter", "update", "fragmentation"]
+    count = adapter_parameters(SHAPE, ("all-linear",), 16)
+    copies = count * 3 // 5 * (4 + 4 + 4 + 2) * 107 // 100
+    needs = told.needs
+    assert needs.state_bytes + needs.pass_bytes - needs.member_bytes == pytest.approx(copies, rel=1e-3)
+
+
+def test_the_loss_of_a_toy_is_part_of_its_pass_and_corrections_hold_for_both():
+    shape = changed(SHAPE, vocabulary=264, hidden=32, inner=64, layers=2, heads=4, kv_heads=4, head_dim=8)
+    toy = MultiAdapterTraining(
+        shape=shape, adapters=4, rank=4, sequence=256, where=MemoryLocation.CPU, dtype=Width.FP32
+    )
+    plain = estimate_adapters(toy)
+    assert [term.name for term in plain.member][:2] == ["adapter", "loss"]
+    needs = plain.needs
+    assert needs.state_bytes == plain.member[0].size_bytes
+    assert needs.pass_bytes > sum(term.size_bytes for term in plain.member[2:]) + plain.member[1].size_bytes
+    assert needs.state_bytes + needs.pass_bytes >= needs.member_bytes
+    more = estimate_adapters(toy, correction=Correction(percent=150.0, runs=1)).needs
+    assert more.state_bytes == pytest.approx(1.5 * needs.state_bytes, abs=1)
+    assert more.pass_bytes == pytest.approx(1.5 * needs.pass_bytes, abs=1)
+    assert more.state_bytes + more.pass_bytes >= more.member_bytes
+
+
+def test_members_that_train_in_turns_have_no_pass_to_divide():
+    needs = estimate_adapters(changed(COMPANY, is_synchronized=False)).needs
+    assert (needs.state_bytes, needs.pass_bytes) == (0, 0)
 
 
 def test_where_not_all_fit_the_largest_change_of_each_number_that_would_is_told():

@@ -16,18 +16,36 @@ import pytest
 
 from stoker.authoring import Plan, PlanBuilder, Stage
 from stoker.core.clock import SystemClock
-from stoker.core.device import GIB, Needs
+from stoker.core.device import GIB, MIB, Capacity, MemoryType, Needs, usable_bytes
+from stoker.core.digests import digest_value
 from stoker.core.errors import Cancelled
+from stoker.core.frozen import changed
+from stoker.core.job import TrialNodes
 from stoker.core.retry import FailureCause
 from stoker.devices.admission import MachineMemory
+from stoker.devices.estimate.model_shapes import read_shape
+from stoker.devices.estimate.shared_base import BaseWidth, MultiAdapterTraining, estimate_adapters
+from stoker.devices.ledger.reservations import FakeMeter
 from stoker.engine.runners.shared.members import framed
+from stoker.engine.stage import SharedBase
 from stoker.host.sockets import NamedSocket
+from stoker.jobs.adapter_jobs import SharedProcessCapacity, estimate_shared_processes, with_needs_of
+from stoker.jobs.trials import Trial
+from tests.fakes.jobs import made_trial
 from tests.others import suspend
 from tests.unit.engine.lab import Flight, Lab, Ran, card
 from tests.unit.engine.stages import number
 from tests.unit.engine.together_stages import CountArgs, broken, count, greedy, hanging
 
 CLOCK = SystemClock()
+LLAMA_8G = read_shape(
+    {
+        "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+        "num_key_value_heads": 8, "intermediate_size": 14336, "vocab_size": 128256,
+    }
+)  # fmt: skip
+EIGHT = MultiAdapterTraining(shape=LLAMA_8G, adapters=8, rank=16, sequence=512, base_dtype=BaseWidth.NF4)
+ONE_BASE = SharedBase(share_key="base", base_bytes=0, member_bytes=0, base_ram_bytes=0, member_ram_bytes=0)
 
 
 @pytest.fixture
@@ -48,6 +66,21 @@ def members(*args: CountArgs, of: Stage = count, needs: Needs | None = None, tim
 
 def counting(number: int, **more: object) -> tuple[CountArgs, ...]:
     return tuple(CountArgs(member=f"m{one}", **more) for one in range(number))  # type: ignore[arg-type]
+
+
+def trials_of(plan: Plan) -> list[Trial]:
+    """Return a trial for each node."""
+    return [
+        made_trial(
+            number=number,
+            label=node.id,
+            point={},
+            args={},
+            job_id=digest_value("t", number),
+            nodes=TrialNodes(final=node.id, keep=(), nodes=(node.id,)),
+        )
+        for number, node in enumerate(plan.nodes, 1)
+    ]
 
 
 def until(is_so: Callable[[], bool], otherwise: str) -> None:
@@ -363,6 +396,56 @@ def test_members_on_a_device_are_charged_for_their_base_once(lab: Lab, tmp_path:
 
     assert set(flight.land().endings.values()) == {"ran"}
     assert lab.ledger.state().devices == ()
+
+
+@pytest.mark.parametrize("is_on_device", [True, False])
+def test_members_that_only_fit_with_few_of_them_in_a_pass_are_all_admitted_at_once(
+    lab: Lab, tmp_path: Path, is_on_device: bool
+) -> None:
+    # A card of 24 GB, of which 21.9 GB may be shared; or a machine with as much memory.
+    lab.devices = (card("a", total_bytes=24_564 * MIB),) if is_on_device else ()
+    room_bytes = usable_bytes(24_564 * MIB, MemoryType.DISCRETE)
+    lab.capacity = Capacity(cpu=4, memory_bytes=room_bytes)
+    lab.use_meter(FakeMeter({device.uuid: device.total_bytes or 0 for device in lab.devices}))
+    found = estimate_adapters(EIGHT).needs
+    total_gib, base_gib = found.total_bytes / GIB, found.base_bytes / GIB
+    needs = Needs(memory_gib=total_gib, base_memory_gib=base_gib)
+    if is_on_device:
+        needs = Needs(gpu=1, vram_gib=total_gib, base_gib=base_gib, shares=True)
+    needs = changed(needs, state_gib=found.state_bytes / GIB, pass_gib=found.pass_bytes / GIB)
+
+    def those_at_once(plan: Plan, marks: Path, count: int) -> list[str]:
+        flight = lab.start(plan)
+        until(lambda: len(joined(marks)) == count, f"not {count} are there")
+        if count < len(plan.nodes):
+            until(lambda: bool(flight.events("stage_blocked")), "nobody waits for room")
+        there = os.listdir(marks)
+        (tmp_path / "go").touch()
+        assert set(flight.land().endings.values()) == {"ran"}
+        (tmp_path / "go").unlink()
+        return [name.partition(".")[2] for name in there]
+
+    def eight(base: str) -> tuple[Plan, Path]:
+        marks = tmp_path / base
+        marks.mkdir()
+        more = {"base": base, "waits_for": str(tmp_path / "go"), "marks": str(marks)}
+        return members(*counting(8, **more), needs=needs), marks
+
+    plan, marks = eight("whole")
+    assert len(set(those_at_once(plan, marks, 4))) == 1, "each with all that it needs"
+    assert "0 in a pass" in lab.log("m0")
+
+    plan, marks = eight("divided")
+    room = SharedProcessCapacity(device_bytes=room_bytes, memory_bytes=room_bytes)
+    (estimate,) = estimate_shared_processes(plan.nodes, trials_of(plan), lambda _trial: ONE_BASE, room)
+    assert (estimate.at_once, estimate.in_pass) == (8, 2)
+    assert estimate.predicted_bytes <= room_bytes
+    assert len(set(those_at_once(with_needs_of(plan, [estimate]), marks, 8))) == 1
+    ceiling_bytes = None
+    if is_on_device:
+        ceiling_bytes = estimate.predicted_bytes * 24_564 * MIB // room_bytes
+        assert ceiling_bytes <= 24_564 * MIB
+    assert f"joined m7, at most {ceiling_bytes} bytes, 2 in a pass" in lab.log("m7")
 
 
 def test_what_a_killed_run_held_of_a_device_is_given_back_though_its_shared_process_lives(
