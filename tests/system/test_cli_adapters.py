@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,6 +67,33 @@ def test_a_dry_run_says_how_many_are_in_a_pass_where_not_all_have_room(shell: Sh
     # Two such devices have room for all of them in whole passes.
     done = shell.stoker(*words, STOKER_GPU_FAKE="cuda:2x1GiB")
     assert "in a pass" not in done.out
+
+
+WITH_LITTLE_MEMORY = """
+import sys
+import stoker.cli.dry_run as dry_run
+from stoker.__main__ import main
+from stoker.devices.admission import MachineMemory
+little = MachineMemory(total_bytes=None, available_bytes=int(sys.argv.pop(1)))
+dry_run.memory_here = lambda: little
+sys.exit(main())
+"""
+
+
+def test_adapters_without_room_for_all_their_rows_train_at_once_in_smaller_passes(shell: Shell) -> None:
+    words = ("run", "language/lora", "gpus=0", "steps=2", "batch=8", "lr=1e-3,2e-3,3e-3")
+    *_, company = shell.stoker(*words, "--dry-run", "--json").objects()
+    assert company["company"]["in_pass"] == 3
+    free_bytes = company["company"]["predicted_bytes"] - 1
+    command = [sys.executable, "-P", "-c", WITH_LITTLE_MEMORY, str(free_bytes), *words]
+    done = subprocess.run(command, cwd=shell.folder, env=shell.env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "all 3 at once, 2 in a pass\n" in done.stdout
+    assert "3 ok." in done.stdout
+    for number in (1, 2, 3):
+        log = shell.stoker("logs", f"lora/{number}").out
+        assert "memory is reserved for 2 adapters in one pass" in log
+        assert "did not fit" not in log
 
 
 def test_a_file_with_faults_is_told_all_of_them_by_check_and_run(shell: Shell) -> None:

@@ -65,7 +65,7 @@ from stoker.cookbooks.language.shared.step import MultiAdapterStepper, Tally
 from stoker.cookbooks.language.shared.time_shares import Activity, TimeShares, shares_text
 from stoker.core.clock import Clock, SystemClock
 from stoker.core.errors import BadInput, Cancelled, StageDiverged
-from stoker.core.text import format_duration
+from stoker.core.text import counted, format_duration
 
 _BEGINS = "first step: compiling kernels, or loading them from an earlier run"
 _MOST_DRAWING = 8
@@ -256,6 +256,8 @@ class _Running:
             attempt.job.tell(self._path)
         else:
             attempt.job.log(self._path)
+        if self._shared.in_pass:
+            attempt.job.log(f"memory is reserved for {counted(self._shared.in_pass, 'adapter')} in one pass")
         mixes = isinstance(base, GeneralBase) and not base.packs
         member = AdapterMember(
             attempt,

@@ -456,6 +456,7 @@ def test_passes_have_as_many_members_as_memory_is_reserved_for_and_give_the_same
     train_in_passes_of(in_pass, *members)
     assert max(passes.sizes) == in_pass * 4 * 24
     for one, reference in zip(members, plenty, strict=True):
+        assert f"memory is reserved for {in_pass} adapter" in one.log
         assert "did not fit into memory" not in one.log, "no pass had to fail first"
         assert losses(one) == pytest.approx(losses(reference), rel=1e-5)
 
