@@ -253,19 +253,22 @@ def test_on_a_gpu_the_first_passes_of_the_same_members_are_as_large_as_any_will_
     assert length(0, 1) == first
 
 
-def test_on_a_gpu_the_first_passes_are_no_larger_than_what_is_reserved(person: People) -> None:
+def test_on_a_gpu_the_first_passes_are_as_large_as_what_is_reserved_and_no_larger(person: People) -> None:
     said = {"batch": 4, "longest": 40, "max_seq_len": 40}
     members = {
         n: AdapterMember(person(n, **said).joined(lambda: None), vocabulary=264, closes_up=True) for n in range(6)
     }
     stepping = MultiAdapterStepper(is_gpu=True, tell=lambda _text: None)
-    reserved = 2 * 4 * 40
-    stepping.reserve(reserved)
     batches = {slot: one.look_ahead().close[0] for slot, one in members.items()}
+    shapes = [member.shape_of(batches[slot], is_coarse=True) for slot, member in members.items()]
+    # Three of these rows fit, and three of the largest do not.
+    reserved = 3 * max(shape.length for shape in shapes)
+    assert reserved < 3 * min(shape.largest for shape in shapes)
+    stepping.reserve(reserved)
     passes = stepping._passes(members, batches, singly=False)
     assert sorted(slot for one in passes for slot in one.slots) == list(range(6))
-    assert 0.8 * reserved < max(one.tokens for one in passes) <= reserved
-    assert {one.rows for one in passes} == {1}
+    assert {len(one.slots) for one in passes} == {3}
+    assert {one.tokens for one in passes} == {reserved}
     stepping.reserve(None)
     assert len(stepping._passes(members, batches, singly=False)) == 1
 
