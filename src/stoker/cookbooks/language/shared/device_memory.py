@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -90,6 +91,15 @@ class ResizableSlots:
         """Empty a slot."""
         if self._loaded.pop(slot, None) is not None:
             self._in_use.clear(slot)
+
+    def release(self) -> None:
+        """Free all slots, which are empty: the next members may need fewer, and have other reservations."""
+        self.slots = self._room = None
+        if self.base.device != "cpu":
+            gc.collect()
+            torch.cuda.empty_cache()
+            # What the next members take is not what these took.
+            torch.cuda.reset_peak_memory_stats()
 
     def leave_out(self, slot: int) -> None:
         """Release the memory kept for steps with the member that had a slot."""

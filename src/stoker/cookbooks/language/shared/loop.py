@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from stoker.cookbooks.language.compute.matrices import adaptable, settled_target
 from stoker.cookbooks.language.compute.module_copies import chosen_modules
 from stoker.cookbooks.language.compute.objectives import ReferenceLogps
 from stoker.cookbooks.language.compute.slots import Slots
+from stoker.cookbooks.language.shared.background_copies import BackgroundCopies
 from stoker.cookbooks.language.shared.curves import (
     AnswerRanking,
     MemberDivergence,
@@ -118,17 +120,18 @@ class _Running:
         self._loaded_s = 0.0
         """When the first members were loaded."""
         self._tokens = self._joined = 0
-        """Trained by all members, without padding; and the number of members so far."""
+        """Trained by all members since there were none, without padding; and the number of these members."""
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
         self._writing: tuple[AdapterMember, Future[float]] | None = None
-        self._copier = ThreadPoolExecutor(max_workers=1, thread_name_prefix="copies")
-        self._copying: list[Future[Pairs]] = []
+        self._copies = BackgroundCopies()
         self._step = 0
 
     def run(self) -> None:
         shared = self._shared
         try:
             while not shared.is_over:
+                if not self._members and not self._waiting:
+                    self._clear()
                 self._admit(self._new_members(0.0 if self._members or self._waiting else _WAIT_S))
                 if self._members:
                     with undisturbed():
@@ -144,8 +147,17 @@ class _Running:
             self._places = None
             self._finish_writing()
             self._writer.shutdown()
-            self._copier.shutdown()
+            self._copies.close()
             self._folders.close()
+
+    def _clear(self) -> None:
+        """Free what earlier members needed beside the base, and count from zero for those to come."""
+        if not self._joined or self._places is None:
+            return
+        self._places.release()
+        self._stepping = MultiAdapterStepper(is_gpu=self._device != "cpu", tell=self._tell_all)
+        self._times = TimeShares(self._clock)
+        self._loaded_s, self._tokens, self._joined = 0.0, 0, 0
 
     # Joining
 
@@ -395,22 +407,9 @@ class _Running:
                 member.curve.note_evaluation(member.update, loss=loss, lr=member.last_rate, ranking=ranking)
                 member.judged = judge(member.judged, loss, update=member.update, ranking=ranking)
                 if member.judged.best_update == member.update:
-                    member.keep_best(self._copied_beside(places, slot))
+                    member.keep_best(self._copies.start(partial(places.snapshot, slot)))
                     improved.add(slot)
         return improved
-
-    def _copied_beside(self, places: ResizableSlots, slot: int) -> Callable[[], Pairs]:
-        """Copy the weights in a slot, as they are now, beside the training; return what waits for the copy."""
-        try:
-            snapshot = places.snapshot(slot)
-        except torch.OutOfMemoryError:
-            # Each takes memory on the device until it is copied.
-            wait(self._copying)
-            torch.cuda.empty_cache()
-            snapshot = places.snapshot(slot)
-        copying = self._copier.submit(snapshot)
-        self._copying = [*(one for one in self._copying if not one.done()), copying]
-        return copying.result
 
     def _settle(self, member: AdapterMember, was_evaluated: bool, is_improved: bool) -> None:  # noqa: FBT001 - two facts of a step
         """Report, checkpoint, and end members after an update."""

@@ -229,6 +229,8 @@ class MemberConnection:
         self.join_by_s = join_by_s
         self.work: dict[str, Any] | None = None
         """The content of its join message."""
+        self.joined_s = 0.0
+        """When that message came."""
         self.is_stopped = False
         self.is_gone = False
         """Its run is gone."""
@@ -456,6 +458,7 @@ class MemberServer:
             with self.changed:
                 member.work = work
                 member.frames.longest_bytes = _LONGEST_STOP_BYTES
+                member.joined_s = self._clock.monotonic_s()
                 self._joined.append(member)
                 self.changed.notify_all()
         else:

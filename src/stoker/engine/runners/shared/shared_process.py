@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn, TextIO
 
@@ -112,6 +112,8 @@ class MemberUsageTracker:
 _ANY = 1 << 20
 _LAST_ANSWERS_S = 10.0
 _LONGEST_LINE = 1 << 14
+_MOMENT_S = 0.2
+"""Members of one run join one after another: how long the next one takes at most."""
 
 
 class LiveSharedContext:
@@ -156,12 +158,34 @@ class LiveSharedContext:
                 if left_s <= 0:
                     break
                 self._members.changed.wait(left_s)
+            if not self._connections:
+                joined += self._following(joined)
         if not joined and empty_s is not None and empty_s >= self._linger_s:
             self._is_over = self._withdraw()
         members = [member for connection in joined if (member := self._admit(connection)) is not None]
         if joined:
             self._update_limits()
         return members
+
+    def _following(self, joined: Sequence[MemberConnection]) -> list[MemberConnection]:
+        """Return the members that follow the first ones within moments: all of a run begin at the same time.
+
+        Otherwise the first would be ahead of the others for as long as it trains.
+        """
+        together = list(joined)
+
+        def fits(newcomers: list[MemberConnection]) -> bool:
+            return self._fits([*together, *newcomers])
+
+        while joined:
+            more = self._members.take_joined(fits)
+            together += more
+            left_s = max(one.joined_s for one in together) + _MOMENT_S - self._clock.monotonic_s()
+            if not more and left_s <= 0:
+                break
+            if not more:
+                self._members.changed.wait(left_s)
+        return together[len(joined) :]
 
     def fail_all(self, error: BaseException) -> None:
         """Fail every member, and every one that is joining, with this error."""

@@ -166,6 +166,31 @@ def test_one_who_comes_late_and_is_larger_is_made_room_for(person: People) -> No
     assert losses(first) == pytest.approx(losses(alone), rel=1e-5)
 
 
+def test_who_comes_after_all_have_left_gets_slots_and_figures_of_its_own(
+    person: People, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[tuple[int, int]] = []
+    init = Slots.__init__
+
+    def noted(slots: Slots, *given: Any, **how: Any) -> None:
+        made.append((how["count"], how["rank"]))
+        init(slots, *given, **how)
+
+    monkeypatch.setattr(Slots, "__init__", noted)
+    two = [person(0, rank=6), person(1, rank=6)]
+    late, alone = (person(0, world=world, rank=2) for world in ("late", "alone"))
+    # Ten updates of the first two, and the next one comes when they have left.
+    train_members(Gathering(two, [late], borders=20))
+    train(alone)
+    assert made == [(2, 6), (1, 2), (1, 2)]
+    assert same_bits(late, alone)
+    figures = [
+        [line["told"] for line in one.told if "tokens/s" in line.get("told", "")] for one in (two[1], late, alone)
+    ]
+    assert figures[0][0].startswith("2 adapters, ")
+    assert [line[0].partition(" tokens")[0] for line in figures[1:]] == [figures[2][0].partition(" tokens")[0]] * 2
+
+
 def test_a_cancelled_member_ends_alone(person: People) -> None:
     stopped, other = person(0), person(1)
     stopped.on_report = lambda report: setattr(stopped, "is_cancelled", report.get("step") == 5)
