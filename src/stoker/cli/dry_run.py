@@ -162,7 +162,8 @@ def shared_processes_here(call: CommandContext, build: JobBuild, seen: PlanPrevi
     known = {forecast.node for forecast in seen.forecasts if forecast.verdict is ForecastVerdict.HIT}
     together = [node for node in build.plan.nodes if node.stage.together and node.id not in known]
     trials = [trial for trial in build.trials if trial.nodes.final not in known]
-    if not together or not trials:
+    shared_runner = call.parts.tools.engine.shared_runner()
+    if not together or not trials or shared_runner is None:
         return []
     builder = call.builder()
     recipe = builder.catalogue.load(build.spec.recipe)
@@ -171,6 +172,7 @@ def shared_processes_here(call: CommandContext, build: JobBuild, seen: PlanPrevi
         device_bytes=rooms[0] if rooms else None,
         memory_bytes=memory_here().room_bytes,
         elsewhere_bytes=tuple(rooms[1:]),
+        has_process=shared_runner.has_process(),
     )
     return estimate_shared_processes(together, trials, lambda trial: builder.shared_by(recipe, trial.spec.args), room)
 

@@ -389,6 +389,8 @@ class SharedProcessCapacity:
     """Free of the machine's own."""
     elsewhere_bytes: tuple[int, ...] = ()
     """Free on each of the other devices."""
+    has_process: bool = False
+    """A shared process runs already. Its base may be theirs, so it is not known what all of them would take."""
 
 
 @frozen
@@ -407,7 +409,7 @@ class SharedProcessEstimate:
     about: str = ""
     """Description of the base."""
     in_pass: int = 0
-    """Maximum number of members in one pass; 0: all that run at once."""
+    """Maximum number of members in one pass; 0: all that run at once, as JSON says."""
     needs: Mapping[str, Needs] = fresh(factory=dict)
     """What nodes reserve instead of what their plan says, by their names: if a pass has some of the members only."""
 
@@ -457,7 +459,8 @@ def with_needs_of(plan: Plan, estimates: Sequence[SharedProcessEstimate]) -> Pla
 def _forecast(
     names: Sequence[str], needs_of: Mapping[str, Needs], room: SharedProcessCapacity, about: str
 ) -> SharedProcessEstimate:
-    from stoker.devices.estimate.fitting_adapters import members_fit  # noqa: PLC0415 - 7 ms that only shared processes need
+    # 7 ms that only shared processes need.
+    from stoker.devices.estimate.fitting_adapters import members_fit, spare_of  # noqa: PLC0415
 
     members = [needs_of[name] for name in names]
     is_on_device = members[0].gpu > 0
@@ -465,7 +468,9 @@ def _forecast(
     wanted = [_member_needs(one) for one in members]
     base_bytes = max(one.base_bytes for one in wanted)
     may = wanted[: min((one.most for one in members if one.most), default=len(members))]
-    fit = members_fit(free_bytes, may, room.elsewhere_bytes if is_on_device else ())
+    elsewhere_bytes = room.elsewhere_bytes if is_on_device else ()
+    spare_bytes = spare_of(free_bytes or 0)
+    fit = members_fit(free_bytes, may, elsewhere_bytes, divides=not room.has_process, spare_bytes=spare_bytes)
     # One begins whatever is free at the moment: it waits until there is room.
     at_once, divided = max(1, fit.at_once), fit.divided
     return SharedProcessEstimate(

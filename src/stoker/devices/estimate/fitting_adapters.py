@@ -33,6 +33,18 @@ Estimator = Callable[[MultiAdapterTraining], MultiAdapterEstimate]
 """Returns the memory of several adapters, with what is known of the device."""
 
 
+_LEAST_SPARE_BYTES = 256 * 1024**2
+_SPARE_PERCENT = 3
+
+
+def spare_of(free_bytes: int) -> int:
+    """Return what smaller passes leave of free memory.
+
+    They are decided before a run. When its first member starts, which reserves a whole pass, less may be free.
+    """
+    return max(_LEAST_SPARE_BYTES, free_bytes * _SPARE_PERCENT // 100)
+
+
 @frozen
 class MembersFit:
     """How many members of a shared process run at once, and how many of them are computed in one pass."""
@@ -46,13 +58,19 @@ class MembersFit:
 
 
 def members_fit(
-    free_bytes: int | None, members: Sequence[MultiAdapterNeeds], elsewhere_bytes: Sequence[int] = ()
+    free_bytes: int | None,
+    members: Sequence[MultiAdapterNeeds],
+    elsewhere_bytes: Sequence[int] = (),
+    *,
+    divides: bool = True,
+    spare_bytes: int = 0,
 ) -> MembersFit:
     """Return how many members, in order, fit together. All of them if it is not known how much is free.
 
     Each adds its own to one base. If not all fit in this way, here and on the machine's other devices
     (`elsewhere_bytes`), but all fit here with fewer members in a pass, a pass has as many as fit: its memory is held
-    once, like the base, and each member adds its state. States and passes are padded to the largest member's.
+    once, like the base, and each member adds its state. States and passes are padded to the largest member's. Without
+    `divides` a pass always has all members; otherwise `spare_bytes` stay free.
     """
     if free_bytes is None:
         return MembersFit(at_once=len(members))
@@ -62,7 +80,7 @@ def members_fit(
     left = own[at_once:]
     for other_bytes in sorted(elsewhere_bytes, reverse=True):
         left = left[_count(other_bytes, base_bytes, left) :]
-    divided = _divided(free_bytes, base_bytes, members) if left else None
+    divided = _divided(free_bytes - spare_bytes, base_bytes, members) if left and divides else None
     return divided or MembersFit(at_once=at_once)
 
 
@@ -86,7 +104,8 @@ def adapters_fit(
     free_bytes: int, training: MultiAdapterTraining, estimate: Estimator = estimate_adapters
 ) -> MembersFit:
     """Return how many adapters of a training fit together."""
-    return members_fit(free_bytes, [estimate(training).needs] * training.adapters)
+    needs = [estimate(training).needs] * training.adapters
+    return members_fit(free_bytes, needs, spare_bytes=spare_of(free_bytes))
 
 
 def smaller(

@@ -385,7 +385,7 @@ def estimate_adapters(
     if correction is not None:
         member.append(calibration_term(member, correction))
         percent = correction.percent
-    state_bytes, pass_bytes = _divided(training, each.size_bytes if is_each else 0)
+    state_bytes, pass_bytes = _state_and_pass_bytes(training, each.size_bytes if is_each else 0)
     return MultiAdapterEstimate(
         adapters=training.adapters,
         base=tuple(base),
@@ -521,7 +521,7 @@ def _left_bytes(training: MultiAdapterTraining) -> int:
     return first_step_bytes(training.trained(training.bank_rank) - training.copied, training.dtype)
 
 
-def _divided(training: MultiAdapterTraining, loss_bytes: int) -> tuple[int, int]:
+def _state_and_pass_bytes(training: MultiAdapterTraining, loss_bytes: int) -> tuple[int, int]:
     """Return what a member always holds, and what it takes in a pass of some members, its own loss with it.
 
     Of some of the members a pass computes with copies: of the adapter's weights, and while the larger half of them is

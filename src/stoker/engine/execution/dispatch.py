@@ -80,9 +80,13 @@ class NodeLauncher:
 
     def needs_of(self, node: PlanNode, execute: Execute) -> Needs:
         """Return what a node holds while it runs, with the shared process that it would be a member of."""
-        if node.stage.together is None or self._solo or self._engine.shared_runner() is None:
+        if not self._is_member(node):
             return node.needs
         return changed(node.needs, share_key=share_key_of(node.stage, node.args, execute.action))
+
+    def _is_member(self, node: PlanNode) -> bool:
+        """Return True if a node runs in a shared process."""
+        return node.stage.together is not None and not self._solo and self._engine.shared_runner() is not None
 
     def launch_one(self, *, joining: AbstractSet[str] | None = None) -> LaunchResult | None:
         """Try the first waiting node that there is room for; smaller ones may pass those that are short.
@@ -156,9 +160,8 @@ class NodeLauncher:
             raise error
 
     def announce(self, nodes: Sequence[PlanNode]) -> None:
-        """Say which stages may run outside of shared processes: what several of them use is imported once."""
-        is_shared = self._engine.shared_runner
-        self._engine.announce([node.stage for node in nodes if not node.stage.together or is_shared() is None])
+        """Announce the stages that do not run in shared processes: what several of them use is imported once."""
+        self._engine.announce([node.stage for node in nodes if not self._is_member(node)])
 
     def land(self, running: InFlightAttempt, report: AttemptReport) -> None:
         """Release what a running node held, and record its memory."""

@@ -7,7 +7,7 @@ import pytest
 from stoker.core.device import GIB
 from stoker.core.errors import BadInput, InvalidArgs
 from stoker.core.frozen import changed
-from stoker.devices.estimate.fitting_adapters import MembersFit, adapters_fit, members_fit, no_room, smaller
+from stoker.devices.estimate.fitting_adapters import MembersFit, adapters_fit, members_fit, no_room, smaller, spare_of
 from stoker.devices.estimate.model_shapes import read_shape
 from stoker.devices.estimate.shared_base import (
     ADAPTER_KEYS,
@@ -215,6 +215,14 @@ def test_what_can_not_be_divided_or_is_not_known_stays_as_it_is():
     assert members_fit(100 + 3 * 24, plain) == MembersFit(at_once=3)
     assert members_fit(100 + 3 * 24, [*ALIKE[:7], plain[0]]) == MembersFit(at_once=3)
     assert members_fit(None, ALIKE) == MembersFit(at_once=8)
+    assert members_fit(100 + 8 * 5 + 3 * 20, ALIKE, divides=False) == MembersFit(at_once=4)
+
+
+def test_smaller_passes_leave_some_memory_for_what_starts_meanwhile():
+    free = 100 + 8 * 5 + 3 * 20
+    assert [members_fit(free, ALIKE, spare_bytes=spare).in_pass for spare in (0, 1, 20, 21, 41)] == [3, 2, 2, 1, 0]
+    assert members_fit(100 + 8 * 24, ALIKE, spare_bytes=50) == MembersFit(at_once=8)
+    assert [spare_of(gib * 2**30) for gib in (1, 20)] == [2**28, 20 * 2**30 * 3 // 100]
 
 
 def test_passes_are_not_divided_where_another_device_takes_those_that_are_left():

@@ -111,6 +111,27 @@ def test_members_that_joined_while_the_process_started_wait_for_nobody(monkeypat
     assert clock.monotonic_s() == before_s
 
 
+@pytest.mark.parametrize(
+    ("in_pass", "together"),
+    [
+        ([0, 0, 0], 0),
+        ([2, 2, 2, 2], 2),
+        # Three have reserved all that they need, four a pass of two of them, once.
+        ([0, 0, 0, 2, 2, 2, 2], 5),
+        # The ledger holds the larger pass of two runs.
+        ([1, 3, 1], 3),
+    ],
+)
+def test_a_pass_has_as_many_members_as_those_present_have_reserved_memory_for(
+    in_pass: list[int], together: int
+) -> None:
+    nothing: Any = None
+    context = LiveSharedContext(nothing, nothing, nothing, devices=(), linger_s=1.0, clock=FakeClock())
+    context._connections = {slot: cast(Any, SimpleNamespace(work={"in_pass": one})) for slot, one in enumerate(in_pass)}
+    context._update_limits()
+    assert context.in_pass == together
+
+
 def _admitted(context: LiveSharedContext, connection: Any) -> Any:
     context._connections[len(context._connections)] = connection
     return connection

@@ -27,6 +27,7 @@ from stoker.devices.estimate.model_shapes import read_shape
 from stoker.devices.estimate.shared_base import BaseWidth, MultiAdapterTraining, estimate_adapters
 from stoker.devices.ledger.reservations import FakeMeter
 from stoker.engine.runners.shared.members import framed
+from stoker.engine.runners.shared.shared_runner import SharedProcessRunner
 from stoker.engine.stage import SharedBase
 from stoker.host.sockets import NamedSocket
 from stoker.jobs.adapter_jobs import SharedProcessCapacity, estimate_shared_processes, with_needs_of
@@ -133,6 +134,9 @@ def test_stages_outside_of_shared_processes_are_announced_before_the_first_one_r
     lab.has_shared_processes = False
     lab.run(plan)
     assert lab.announced[1:] == [count.name, number.name]
+    lab.has_shared_processes = True
+    lab.run(plan, solo=True)
+    assert lab.announced[3:] == [count.name, number.name]
 
 
 def test_eight_attempts_share_one_process_and_each_has_its_own_result_steps_and_log(lab: Lab, tmp_path: Path) -> None:
@@ -149,6 +153,17 @@ def test_eight_attempts_share_one_process_and_each_has_its_own_result_steps_and_
     assert [(event["text"], event["at_once"]) for event in told] == [("m3 is done", True)]
     assert "m4 is done" not in lab.log("m3")
     assert "joined m3" in lab.log("m3"), "what the process prints goes to everybody"
+
+
+def test_a_home_knows_whether_a_shared_process_of_its_own_runs(lab: Lab, tmp_path: Path) -> None:
+    assert not lab.shared_processes.has_process()
+    flight, _ = _held_up(lab, tmp_path, 2)
+    assert lab.shared_processes.has_process()
+    other = changed(lab.shared_process_settings(), home=str(tmp_path / "another"))
+    assert not SharedProcessRunner(lambda: other, clock=CLOCK).has_process()
+    (tmp_path / "go").touch()
+    flight.land()
+    until(lambda: not lab.shared_processes.has_process(), "a shared process has ended and is still said to run")
 
 
 def test_one_member_that_fails_leaves_the_others_alone(lab: Lab) -> None:

@@ -218,7 +218,7 @@ def onto(dx: Tensor | None, dy: Tensor, weight: Tensor) -> Tensor:
 
 
 @cache
-def copy_stream() -> torch.cuda.Stream:
+def _copy_stream() -> torch.cuda.Stream:
     """Return the stream of copies to the CPU."""
     return torch.cuda.Stream()
 
@@ -337,7 +337,7 @@ class BankLayout:
         with self._staging_lock:
             if self._staging is None or len(self._staging) < len(flat):
                 self._staging = torch.empty(len(flat), dtype=flat.dtype, pin_memory=True)
-            staged, stream = self._staging[: len(flat)], copy_stream()
+            staged, stream = self._staging[: len(flat)], _copy_stream()
             with torch.cuda.stream(stream):
                 # Not behind the steps that were started since.
                 stream.wait_event(ready)

@@ -329,8 +329,7 @@ def assemble(
     layers: Sequence[LayerWeights] | QuantisedLayers
     if base_dtype != "auto":
         if device != "cpu" and can_compile() and not shape.model.is_tied:
-            # A pass reads a few thousand of its rows.
-            embedding = embedding.cpu().pin_memory()
+            embedding = in_ram(embedding)
         quantised = [_quantised_layer(shape, files, number, base_dtype) for number in numbers]
         layers = QuantisedLayers(quantised, device, dtype)
     else:
@@ -344,6 +343,17 @@ def assemble(
         norm=files.read("model.norm.weight", hidden),
         head=embedding if shape.model.is_tied else files.read(HEAD, vocabulary, hidden),
     )
+
+
+def in_ram(embedding: torch.Tensor) -> torch.Tensor:
+    """Return an embedding in page-locked memory of the machine, of which a pass reads some rows.
+
+    As it is, if there is no such memory.
+    """
+    try:
+        return embedding.cpu().pin_memory()
+    except RuntimeError:
+        return embedding
 
 
 def _layer(shape: DecoderShape, files: WeightSource, number: int) -> LayerWeights:

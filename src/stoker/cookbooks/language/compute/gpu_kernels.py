@@ -295,18 +295,18 @@ def dequantise_nf4(matrix: QuantisedMatrix, into: Tensor) -> None:
 
 
 @triton.jit
-def _gather(tokens, table, out, width, block: tl.constexpr):
+def _gather(tokens, table, out, width, stride, block: tl.constexpr):
     row, column = tl.program_id(0).to(tl.int64), tl.program_id(1) * block + tl.arange(0, block)
     inside = column < width
     token = tl.load(tokens + row)
-    tl.store(out + row * width + column, tl.load(table + token * width + column, inside, 0.0), inside)
+    tl.store(out + row * width + column, tl.load(table + token * stride + column, inside, 0.0), inside)
 
 
 def gathered_rows(tokens: Tensor, table: Tensor) -> Tensor:
     """Return the rows of a table for tokens, `[…, width]`; the table may be in page-locked memory of the machine."""
     width, flat = table.shape[1], tokens.contiguous()
     out = torch.empty(*tokens.shape, width, dtype=table.dtype, device=tokens.device)
-    _gather[(flat.numel(), triton.cdiv(width, _FLAT))](flat, table, out, width, block=_FLAT)
+    _gather[(flat.numel(), triton.cdiv(width, _FLAT))](flat, table, out, width, table.stride(0), block=_FLAT)
     return out
 
 

@@ -53,9 +53,8 @@ from stoker.core.errors import BadInput
 _Pool = tuple[int, int]
 _PassKind = Literal["step", "losses"]
 _LEAST_SEEN: Mapping[_PassKind, int] = {"step": 1, "losses": 3}
-"""Passes of a shape that run before one is recorded. The last pass of an evaluation has its own shape and comes once in
-each, and a large pass takes the device as long as starting its kernels takes the CPU: recordings of those are waste."""
-_MOST = 16
+"""Passes of a shape that run before one is recorded. Recording takes as long as two large passes of an evaluation."""
+_MOST: Mapping[_PassKind, int] = {"step": 16, "losses": 4}
 _MOST_SHORT = 3
 """After freeing graphs for a pass so many times, no more are recorded."""
 _MOST_FAILED = 2
@@ -77,7 +76,7 @@ class Graphs:
         self._passing = passing
         self._seen: Counter[object] = Counter()
         self._failed: Counter[object] = Counter()
-        self._recorded: dict[object, _Recorded] = {}
+        self._recorded: dict[tuple[_PassKind, object], _Recorded] = {}
         self._stream = _side_stream()
         self._pool: _Pool | None = None
         self._times_short = 0
@@ -132,7 +131,9 @@ class Graphs:
         self, key: tuple[_PassKind, object], compute: Callable[[PassInput], Tensor], given: PassInput
     ) -> _Recorded | None:
         """Record a pass that occurs again; None if that fails: it then runs, or fails, without a graph."""
-        if self._seen[key] < _LEAST_SEEN[key[0]] or len(self._recorded) >= _MOST or self._is_in_vain(key):
+        kind, _ = key
+        count = sum(1 for one, _ in self._recorded if one == kind)
+        if self._seen[key] < _LEAST_SEEN[kind] or count >= _MOST[kind] or self._is_in_vain(key):
             return None
         try:
             self._recorded[key] = self._record(compute, given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
@@ -15,19 +15,29 @@ class BackgroundCopies:
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="copies")
-        self._copying: list[Future[Pairs]] = []
+        self._last: Future[Pairs] | None = None
 
     def start(self, collect: Callable[[], Callable[[], Pairs]]) -> Callable[[], Pairs]:
         """Collect an adapter on the device now, and copy it soon; return what waits for the copy."""
         try:
             copies = collect()
         except torch.OutOfMemoryError:
-            wait(self._copying)
-            torch.cuda.empty_cache()
+            if not self.wait():
+                raise
             copies = collect()
-        copying = self._thread.submit(copies)
-        self._copying = [*(one for one in self._copying if not one.done()), copying]
-        return copying.result
+        self._last = self._thread.submit(copies)
+        return self._last.result
+
+    def wait(self) -> bool:
+        """Wait until no copy takes memory of the device; return False if none did."""
+        last, self._last = self._last, None
+        if last is None or last.done():
+            return False
+        # One after another: the last one ends last. Its error is raised to whoever asks for the copy.
+        last.exception()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return True
 
     def close(self) -> None:
         """Wait for all copies."""

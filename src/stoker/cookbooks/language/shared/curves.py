@@ -7,6 +7,7 @@ from typing import Any
 
 from stoker.cookbooks.language.arguments import Schedule
 from stoker.cookbooks.language.schemas import LanguageCurvePoint, significant
+from stoker.core.errors import StageDiverged
 from stoker.core.frozen import changed, fields_of, frozen, frozen_by_position
 
 
@@ -236,3 +237,19 @@ def after_update(left_out: int, *, loss: float, is_finite: bool) -> SkippedUpdat
 def after_evaluation(loss: float) -> MemberDivergence | None:
     """Decide after an evaluation."""
     return None if math.isfinite(loss) else MemberDivergence(metric="eval_loss", why=f"eval_loss is {loss}")
+
+
+def ranking_metrics(trained: AnswerRanking | None, evaluated: AnswerRanking | None) -> dict[str, float]:
+    """Return how a member ranks the answers of pairs, in an update and in an evaluation."""
+    metrics: dict[str, float] = {}
+    for split, ranking in (("", trained), ("eval_", evaluated)):
+        if ranking is not None:
+            metrics |= {f"{split}accuracy": ranking.accuracy, f"{split}margin": ranking.margin}
+    return metrics
+
+
+def diverged(verdict: MemberDivergence, update: int) -> StageDiverged:
+    """Return the error of a member that diverged in an update, or before the first one."""
+    # Before the first update nothing was learned yet: a lower rate would change nothing.
+    hint = "lower the learning rate" if update else "nothing was learned yet: the weights of the base are damaged"
+    return StageDiverged(f"{verdict.why} at step {update}", hint=hint, metric=verdict.metric, step=update)

@@ -98,7 +98,7 @@ class ResizableSlots:
         if self.base.device != "cpu":
             gc.collect()
             torch.cuda.empty_cache()
-            # What the next members take is not what these took.
+            # Peaks correct estimates: those of the next members must not contain these.
             torch.cuda.reset_peak_memory_stats()
 
     def leave_out(self, slot: int) -> None:

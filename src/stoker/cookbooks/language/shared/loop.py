@@ -36,8 +36,10 @@ from stoker.cookbooks.language.shared.curves import (
     MemberDivergence,
     after_evaluation,
     after_update,
+    diverged,
     is_evaluation_due,
     judge,
+    ranking_metrics,
     should_stop,
 )
 from stoker.cookbooks.language.shared.device_memory import (
@@ -66,7 +68,7 @@ from stoker.cookbooks.language.shared.pass_schedule import (
 from stoker.cookbooks.language.shared.step import MultiAdapterStepper, Tally
 from stoker.cookbooks.language.shared.time_shares import Activity, TimeShares, shares_text
 from stoker.core.clock import Clock, SystemClock
-from stoker.core.errors import BadInput, Cancelled, StageDiverged
+from stoker.core.errors import BadInput, Cancelled
 from stoker.core.text import counted, format_duration
 
 _BEGINS = "first step: compiling kernels, or loading them from an earlier run"
@@ -115,7 +117,8 @@ class _Running:
         self._device, note = device_of(shared.devices)
         self._notes = [note] if note else []
         self._cap = AllocatorLimit(None if self._device == "cpu" else CurrentDeviceAllocator())
-        self._stepping = MultiAdapterStepper(is_gpu=self._device != "cpu", tell=self._tell_all)
+        self._copies = BackgroundCopies()
+        self._stepping = self._new_stepper()
         self._times = TimeShares(self._clock)
         self._loaded_s = 0.0
         """When the first members were loaded."""
@@ -123,16 +126,17 @@ class _Running:
         """Trained by all members since there were none, without padding; and the number of these members."""
         self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoints")
         self._writing: tuple[AdapterMember, Future[float]] | None = None
-        self._copies = BackgroundCopies()
         self._step = 0
 
     def run(self) -> None:
         shared = self._shared
         try:
             while not shared.is_over:
-                if not self._members and not self._waiting:
-                    self._clear()
-                self._admit(self._new_members(0.0 if self._members or self._waiting else _WAIT_S))
+                is_idle = not self._members and not self._waiting
+                attempts = self._new_members(_WAIT_S if is_idle else 0.0)
+                if is_idle and not attempts:
+                    self._reset()
+                self._admit(attempts)
                 if self._members:
                     with undisturbed():
                         self._one_step()
@@ -150,14 +154,17 @@ class _Running:
             self._copies.close()
             self._folders.close()
 
-    def _clear(self) -> None:
-        """Free what earlier members needed beside the base, and count from zero for those to come."""
-        if not self._joined or self._places is None:
+    def _reset(self) -> None:
+        """Free the slots of earlier members, and count from zero for those to come: of another run, after a while."""
+        if self._places is None or self._places.slots is None:
             return
         self._places.release()
-        self._stepping = MultiAdapterStepper(is_gpu=self._device != "cpu", tell=self._tell_all)
+        self._stepping = self._new_stepper()
         self._times = TimeShares(self._clock)
         self._loaded_s, self._tokens, self._joined = 0.0, 0, 0
+
+    def _new_stepper(self) -> MultiAdapterStepper:
+        return MultiAdapterStepper(is_gpu=self._device != "cpu", tell=self._tell_all, free=self._copies.wait)
 
     # Joining
 
@@ -291,7 +298,7 @@ class _Running:
 
     def _one_step(self) -> None:
         self._check_all()
-        self._stepping.reserve(self._reserved_tokens())
+        self._stepping.reserve(self._shared.in_pass or None)
         entered_s = self._clock.monotonic_s()
         is_first = self._step == 0 and self._device != "cpu"
         if is_first:
@@ -331,11 +338,6 @@ class _Running:
                 if member.slot in self._members:
                     self._of(member, self._settle, member, member in due, member.slot in improved)
 
-    def _reserved_tokens(self) -> int | None:
-        """Return for how many tokens in one pass memory is reserved; None: for those of all members."""
-        largest = max((member.pass_tokens for member in self._members.values()), default=0)
-        return self._shared.in_pass * largest or None
-
     def _unless_compiling(self, slots: Slots) -> Callable[[], Activity | None]:
         shapes = slots.shapes_prepared
         return lambda: None if self._device == "cpu" or slots.shapes_prepared == shapes else "compiling"
@@ -355,7 +357,7 @@ class _Running:
         """Record the result of an update; return True if the member continues."""
         verdict = after_update(member.left_out, loss=loss, is_finite=is_finite)
         if isinstance(verdict, MemberDivergence):
-            self._part(member, _diverged(verdict, member.update + 1))
+            self._part(member, diverged(verdict, member.update + 1))
             return False
         if verdict.left_out:
             member.notes.append(f"Update {member.update + 1} was skipped: its gradient was not finite.")
@@ -399,7 +401,7 @@ class _Running:
             member = chosen[slot]
             verdict = after_evaluation(loss)
             if verdict is not None:
-                self._part(member, _diverged(verdict, member.update))
+                self._part(member, diverged(verdict, member.update))
             elif member.update == 0:
                 member.before, member.before_ranking = loss, evaluated.rankings.get(slot)
             else:
@@ -407,9 +409,12 @@ class _Running:
                 member.curve.note_evaluation(member.update, loss=loss, lr=member.last_rate, ranking=ranking)
                 member.judged = judge(member.judged, loss, update=member.update, ranking=ranking)
                 if member.judged.best_update == member.update:
-                    member.keep_best(self._copies.start(partial(places.snapshot, slot)))
+                    self._of(member, self._copy_best, places, member)
                     improved.add(slot)
         return improved
+
+    def _copy_best(self, places: ResizableSlots, member: AdapterMember) -> None:
+        member.set_best(self._copies.start(partial(places.snapshot, member.slot)))
 
     def _settle(self, member: AdapterMember, was_evaluated: bool, is_improved: bool) -> None:  # noqa: FBT001 - two facts of a step
         """Report, checkpoint, and end members after an update."""
@@ -418,7 +423,7 @@ class _Running:
         self._report(member, was_evaluated=was_evaluated, ends=ends)
         folders = folders_due(member, is_improved=is_improved)
         if folders:
-            weights = (member.best if is_improved else None) or self._now(member)
+            weights = self._weights(member, is_best=is_improved)
             for name in folders:
                 write_folder(member, name, weights)
         if stops:
@@ -448,10 +453,12 @@ class _Running:
         counted_s = now_s - watch.counted_s
         if counted_s > 0:
             metrics["tokens_per_s"] = watch.tokens / counted_s
-        judged = member.kept_loss if ends else member.judged.last
+        judged, judged_ranking = member.judged.last, member.judged.last_ranking
+        if ends:
+            judged, judged_ranking = member.kept_loss, member.kept_ranking
         if was_evaluated and judged is not None:
             metrics["eval_loss"] = judged
-        metrics |= _ranking_metrics(member, was_evaluated=was_evaluated, ends=ends)
+        metrics |= ranking_metrics(member.curve.last_ranking, judged_ranking if was_evaluated else None)
         if ends:
             metrics["cost_s"] = member.cost_s
             if self._device != "cpu":
@@ -471,9 +478,13 @@ class _Running:
         if self._places is None or member.attempt.is_gone or member.update == 0:
             return
         self._finish_writing()
-        adapter = self._places.adapter(member.slot)
+        try:
+            adapter, own = self._places.adapter(member.slot), member.state()
+        except RuntimeError as error:
+            member.attempt.job.log(f"checkpoint not written: {error}")
+            return
         opt = {"first": adapter.first, "second": adapter.second, "steps": adapter.steps}
-        state = {**member.state(), "model": adapter.weights, "opt": opt}
+        state = {**own, "model": adapter.weights, "opt": opt}
         watch = self._watches[member.slot]
         watch.kept_s, watch.kept_update = self._clock.monotonic_s(), member.update
         self._writing = (member, self._writer.submit(self._write, member.attempt.job.scratch, state))
@@ -502,7 +513,11 @@ class _Running:
             if member.slot in self._watches:
                 self._watches[member.slot].keeping_s = took_s
 
-    def _now(self, member: AdapterMember) -> Pairs:
+    def _weights(self, member: AdapterMember, *, is_best: bool) -> Pairs:
+        """Return the best weights of a member, if it was evaluated, or those of now."""
+        best = member.best if is_best else None
+        if best is not None:
+            return best
         if self._places is None:
             raise IndexError("no members")
         return self._places.weights(member.slot)
@@ -510,7 +525,7 @@ class _Running:
     def _finish(self, member: AdapterMember) -> None:
         if self._places is None:
             return
-        weights = (member.best if member.args.keep == "best" else None) or self._now(member)
+        weights = self._weights(member, is_best=member.args.keep == "best")
         watch = self._watches[member.slot]
         spent = self._times.since(watch.begun)
         took_s = self._clock.monotonic_s() - watch.begun_s
@@ -576,23 +591,6 @@ def _resumed(member: AdapterMember, adapter: AdapterState) -> AdapterState:
         adapter.first, adapter.second, adapter.steps = opt["first"], opt["second"], opt["steps"]
         job.tell(f"resumed after update {member.update} of {member.updates}", at_once=True)
     return adapter
-
-
-def _ranking_metrics(member: AdapterMember, *, was_evaluated: bool, ends: bool) -> dict[str, float]:
-    """Return how a member ranks the answers of pairs, in its last update and its last evaluation."""
-    judged = member.kept_ranking if ends else member.judged.last_ranking
-    shown = {"": member.curve.last_ranking, "eval_": judged if was_evaluated else None}
-    metrics: dict[str, float] = {}
-    for split, ranking in shown.items():
-        if ranking is not None:
-            metrics |= {f"{split}accuracy": ranking.accuracy, f"{split}margin": ranking.margin}
-    return metrics
-
-
-def _diverged(verdict: MemberDivergence, update: int) -> StageDiverged:
-    # Before the first update nothing was learned yet: a lower rate would change nothing.
-    hint = "lower the learning rate" if update else "nothing was learned yet: the weights of the base are damaged"
-    return StageDiverged(f"{verdict.why} at step {update}", hint=hint, metric=verdict.metric, step=update)
 
 
 def _targets(words: tuple[str, ...], base: FrozenBase) -> tuple[str, ...]:

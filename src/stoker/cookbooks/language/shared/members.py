@@ -327,17 +327,12 @@ class AdapterMember(TrainedMember[LoraArgs]):
         )
 
     @property
-    def has_best(self) -> bool:
-        """True if it was evaluated, so that there are best weights."""
-        return self._best is not None
-
-    @property
     def best(self) -> Pairs | None:
         """The weights at its best evaluation. Waits until they are copied from the device."""
         return None if self._best is None else self._best()
 
-    def keep_best(self, weights: Callable[[], Pairs]) -> None:
-        """Keep what a function returns, now or later, as the best weights."""
+    def set_best(self, weights: Callable[[], Pairs]) -> None:
+        """Set what returns the best weights, now or later."""
         self._best = weights
 
     @property
@@ -358,11 +353,6 @@ class AdapterMember(TrainedMember[LoraArgs]):
     @property
     def standing(self) -> AdapterProgress:
         return AdapterProgress(slot=self.slot, turns=self.args.turns, updates=self.update, eval_loss=self.judged.last)
-
-    @property
-    def pass_tokens(self) -> int:
-        """The maximum number of tokens of one of its batches: memory is reserved for so many."""
-        return self.args.batch * self.examples.sides * self.args.max_seq_len
 
     def shape_of(self, batch: MemberRows, *, is_coarse: bool) -> MemberPassShape:
         """Return its shape in a pass. Coarse: few different shapes."""
@@ -407,7 +397,7 @@ class AdapterMember(TrainedMember[LoraArgs]):
         self.left_out, self.cost_s = said["left_out"], said["cost_s"]
         best: Pairs | None = state["best"]
         if best is not None:
-            self.keep_best(lambda: best)
+            self.set_best(lambda: best)
 
 
 def _check(examples: ExampleSet, vocabulary: int) -> None:

@@ -135,7 +135,7 @@ def write_result(member: AdapterMember, weights: Pairs, base: FrozenBase) -> Ada
     job, args = member.attempt.job, member.args
     name = _base_name(member)
     write_adapter(job.out, member.spec, weights, base_name=name)
-    is_best = args.keep == "best" and member.has_best
+    is_best = args.keep == "best" and member.best is not None
     record = training_record(
         member,
         method="lora",

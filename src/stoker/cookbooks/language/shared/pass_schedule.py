@@ -72,8 +72,8 @@ class Costs:
     """A pass costs as much as so many tokens, however small it is."""
     most_tokens: int | None = None
     """Maximum of a pass; None: no limit found yet."""
-    reserved_tokens: int | None = None
-    """Maximum of a pass of several members, for which memory is reserved; None: for all members in one pass."""
+    most_members: int | None = None
+    """Maximum of a pass, for which memory is reserved; None: for all members in one pass."""
 
 
 @frozen
@@ -146,7 +146,7 @@ def _planned(
         whole = MultiAdapterPass(
             slots=tuple(sorted(slots)), first=0, rows=rows, length=length, objective=like.objective
         )
-        for part in _as_reserved(whole, costs.reserved_tokens):
+        for part in _as_reserved(whole, costs.most_members, together):
             passes += _within(part, costs.most_tokens)
     return tuple(passes)
 
@@ -181,13 +181,34 @@ def _costs_from(
         yield best[start][0] + pass_tokens + members * rows * length, start
 
 
-def _as_reserved(whole: MultiAdapterPass, most: int | None) -> list[MultiAdapterPass]:
-    """Divide a pass among its members until it is within what is reserved, into parts of nearly the same size."""
-    if most is None or whole.tokens <= most:
+def _as_reserved(
+    whole: MultiAdapterPass, most: int | None, members: Sequence[MemberPassShape]
+) -> list[MultiAdapterPass]:
+    """Divide a pass into parts with as many members as memory is reserved for, of nearly the same size.
+
+    Members with other numbers of rows are not padded to each other then: that would be more tokens than any has.
+    """
+    if most is None or len(whole.slots) <= most:
         return [whole]
-    count = -(-len(whole.slots) // max(1, most // (whole.rows * whole.length)))
-    members = -(-len(whole.slots) // count)
-    return [changed(whole, slots=whole.slots[at : at + members]) for at in range(0, len(whole.slots), members)]
+    if len({one.rows for one in members}) == 1:
+        present = {one.slot for one in members}
+        return [part for part in _parts(whole, most) if present.intersection(part.slots)]
+    parts: list[MultiAdapterPass] = []
+    for rows, group in groupby(sorted(members, key=_rows_of), key=_rows_of):
+        alike = list(group)
+        slots, length = sorted(one.slot for one in alike), max(one.length for one in alike)
+        parts += _parts(changed(whole, slots=tuple(slots), rows=rows, length=length), most)
+    return parts
+
+
+def _parts(whole: MultiAdapterPass, most: int) -> Iterator[MultiAdapterPass]:
+    count = -(-len(whole.slots) // most)
+    size = -(-len(whole.slots) // count)
+    return (changed(whole, slots=whole.slots[at : at + size]) for at in range(0, len(whole.slots), size))
+
+
+def _rows_of(one: MemberPassShape) -> int:
+    return one.rows
 
 
 def _within(whole: MultiAdapterPass, most: int | None) -> list[MultiAdapterPass]:

@@ -173,9 +173,11 @@ class MemberEvaluationResults:
 class MultiAdapterStepper:
     """Computes steps; remembers what did not fit, and which slots are kept."""
 
-    def __init__(self, *, is_gpu: bool, tell: Callable[[str], None]) -> None:
+    def __init__(self, *, is_gpu: bool, tell: Callable[[str], None], free: Callable[[], bool] = lambda: False) -> None:
+        """`free` releases memory of the device that is needed for a moment only; it returns False if there was none."""
         self._is_gpu = is_gpu
         self._tell = tell
+        self._free = free
         self._costs = _ON_GPU if is_gpu else _ON_CPU
         self._kept: dict[int, MemberPassShape] = {}
         self._shapes: dict[int, MemberPassShape] = {}
@@ -199,9 +201,9 @@ class MultiAdapterStepper:
         """True if something did not fit: rows are then not concatenated, because single rows can be divided."""
         return self._costs.most_tokens is not None
 
-    def reserve(self, most_tokens: int | None) -> None:
-        """Keep passes of several members within so many tokens; None: memory is reserved for all members in one."""
-        self._costs = changed(self._costs, reserved_tokens=most_tokens)
+    def reserve(self, most_members: int | None) -> None:
+        """Compute at most so many members in a pass; None: memory is reserved for all of them."""
+        self._costs = changed(self._costs, most_members=most_members)
 
     def train(self, slots: Slots, members: Mapping[int, AdapterMember]) -> MemberStepResults:
         """Make one update of each member."""
@@ -353,10 +355,7 @@ class MultiAdapterStepper:
         self._wide[one.slots] += 1
         # The mean if members differ: each has memory of its own.
         largest = [shape.largest for shape in shapes if shape.slot in one.slots]
-        wide = -(-sum(largest) // len(largest))
-        if self._costs.reserved_tokens is not None:
-            wide = min(wide, self._costs.reserved_tokens // (len(one.slots) * one.rows))
-        return changed(one, length=max(one.length, wide))
+        return changed(one, length=max(one.length, -(-sum(largest) // len(largest))))
 
     def _recover(
         self, slots: Slots, failure: _PassFailed, pending: dict[int, Any], failed: dict[int, Exception]
@@ -399,6 +398,8 @@ class MultiAdapterStepper:
         """Free the memory of a failed pass; return True if more was freed."""
         # The frames of the pass hold its activations.
         error.__traceback__ = None
+        if self._free():
+            return True
         if self._is_gpu:
             torch.cuda.empty_cache()
         return slots.let_go()

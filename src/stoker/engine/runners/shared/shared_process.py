@@ -112,8 +112,10 @@ class MemberUsageTracker:
 _ANY = 1 << 20
 _LAST_ANSWERS_S = 10.0
 _LONGEST_LINE = 1 << 14
-_MOMENT_S = 0.2
+_JOIN_GAP_S = 0.2
 """Members of one run join one after another: how long the next one takes at most."""
+_ALL_JOINED_S = 1.0
+"""How long the first one waits at most."""
 
 
 class LiveSharedContext:
@@ -168,7 +170,7 @@ class LiveSharedContext:
         return members
 
     def _following(self, joined: Sequence[MemberConnection]) -> list[MemberConnection]:
-        """Return the members that follow the first ones within moments: all of a run begin at the same time.
+        """Return the members that follow the first ones, each within `_JOIN_GAP_S`: all of a run begin in one step.
 
         Otherwise the first would be ahead of the others for as long as it trains.
         """
@@ -177,10 +179,11 @@ class LiveSharedContext:
         def fits(newcomers: list[MemberConnection]) -> bool:
             return self._fits([*together, *newcomers])
 
-        while joined:
+        while joined and fits([joined[0]]):
             more = self._members.take_joined(fits)
             together += more
-            left_s = max(one.joined_s for one in together) + _MOMENT_S - self._clock.monotonic_s()
+            until_s = min(together[-1].joined_s + _JOIN_GAP_S, joined[0].joined_s + _ALL_JOINED_S)
+            left_s = until_s - self._clock.monotonic_s()
             if not more and left_s <= 0:
                 break
             if not more:
@@ -246,7 +249,9 @@ class LiveSharedContext:
 
     def _update_limits(self) -> None:
         self.ceiling_bytes = ceiling_by(one.work.get("claim") for one in self._connections.values() if one.work)
-        self.in_pass = min(_limits("in_pass", self._connections.values()), default=0)
+        limits = _limits("in_pass", self._connections.values())
+        # The ledger holds the largest pass of some members once, and all that the others need.
+        self.in_pass = max(limits) + len(self._connections) - len(limits) if limits else 0
 
     def _answer(self, number: int, outcome: StageSuccess | StageFailure) -> None:
         connection = self._connections.pop(number)

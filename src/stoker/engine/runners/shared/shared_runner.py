@@ -92,7 +92,12 @@ class SharedProcessSettings:
 def shared_process_name(key: str, devices: Sequence[str], settings: SharedProcessSettings) -> str:
     """Return the name of the shared process of a key on some devices: equal only for attempts that may share one."""
     same = [FORMAT, key, list(devices), settings.home, settings.version, sys.executable, list(sys.path)]
-    return digest_value("company name", same)[:24]
+    return _begin_of_names(settings) + digest_value("company name", same)[:16]
+
+
+def _begin_of_names(settings: SharedProcessSettings) -> str:
+    """Return the beginning of the names of all shared processes of a home."""
+    return digest_value("company home", settings.home)[:8]
 
 
 def start_shared_process(
@@ -181,6 +186,15 @@ class SharedProcessRunner:
         settings = self._settings()
         with suppress(StokerError):
             return NamedSocket(settings.folder, shared_process_name(process_key, (), settings)).is_answered()
+        return False
+
+    def has_process(self) -> bool:
+        """Return True if a shared process of this home runs, with or without members."""
+        settings = self._settings()
+        with suppress(OSError, StokerError):
+            names = {name.partition(".")[0] for name in os.listdir(settings.folder)}
+            ours = [name for name in names if name.startswith(_begin_of_names(settings))]
+            return any(NamedSocket(settings.folder, name).is_answered() for name in ours)
         return False
 
 

@@ -17,7 +17,7 @@ with imported_later():
     from safetensors.torch import load_file, save_file
 
     from stoker.cookbooks.language.compute.banks import AdapterSpec, AdapterState
-    from stoker.cookbooks.language.compute.base_weights import BaseWeights, QuantisedLayers, load_base
+    from stoker.cookbooks.language.compute.base_weights import BaseWeights, QuantisedLayers, in_ram, load_base
     from stoker.cookbooks.language.compute.nf4 import dequantise, quantise
     from tests.unit.cookbooks.language.engine.peft_alone import some_batches
     from tests.unit.cookbooks.language.engine.trained_together import ALL, Member, room_for, same_bits, train
@@ -99,3 +99,9 @@ def test_a_weight_is_off_by_a_sixth_of_the_largest_near_it_at_most_and_zero_stay
     # Half of the widest step between two of the 16 values, and what rounding the scale adds.
     assert ((found - weight).abs() <= 0.16 * largest + 0.02 * largest.max()).all()
     assert not found[3].any()
+
+
+def test_without_page_locked_memory_an_embedding_stays_where_it_is() -> None:
+    embedding = torch.ones(3, 2)
+    # Only a machine with a GPU has such memory.
+    assert torch.cuda.is_available() or in_ram(embedding) is embedding

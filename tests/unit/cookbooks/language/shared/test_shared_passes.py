@@ -51,21 +51,15 @@ def test_what_is_reserved_divides_members_evenly_and_keeps_their_rows_together()
     shapes = [shape(slot, 4, 100) for slot in range(8)]
 
     def parts(reserved: int | None, most: int | None = None) -> list[tuple[tuple[int, ...], int]]:
-        costs = Costs(pass_tokens=1, reserved_tokens=reserved, most_tokens=most)
+        costs = Costs(pass_tokens=1, most_members=reserved, most_tokens=most)
         return [(one.slots, one.rows) for one in plan_passes(shapes, costs)]
 
-    assert parts(None) == parts(8 * 400) == [(tuple(range(8)), 4)]
-    assert parts(8 * 400 - 1) == parts(5 * 400) == [((0, 1, 2, 3), 4), ((4, 5, 6, 7), 4)]
-    assert parts(3 * 400) == [((0, 1, 2), 4), ((3, 4, 5), 4), ((6, 7), 4)]
-    assert parts(400) == parts(1) == [((slot,), 4) for slot in range(8)]
+    assert parts(None) == parts(8) == [(tuple(range(8)), 4)]
+    assert parts(7) == parts(5) == [((0, 1, 2, 3), 4), ((4, 5, 6, 7), 4)]
+    assert parts(3) == [((0, 1, 2), 4), ((3, 4, 5), 4), ((6, 7), 4)]
+    assert parts(1) == [((slot,), 4) for slot in range(8)]
     # A limit that was found since divides what is left of them.
-    assert parts(4 * 400, most=800) == [(slots, 2) for slots in ((0, 1, 2, 3), (4, 5, 6, 7)) for _ in range(2)]
-
-
-def test_short_rows_leave_room_for_more_members_than_memory_is_reserved_for() -> None:
-    shapes = [shape(slot, 4, 24) for slot in range(8)]
-    costs = Costs(pass_tokens=1, reserved_tokens=4 * 100)
-    assert [len(one.slots) for one in plan_passes(shapes, costs)] == [4, 4]
+    assert parts(4, most=800) == [(slots, 2) for slots in ((0, 1, 2, 3), (4, 5, 6, 7)) for _ in range(2)]
 
 
 def test_a_place_of_one_who_went_is_kept_in_a_pass_of_its_shape() -> None:
@@ -169,3 +163,29 @@ def test_both_rows_of_a_pair_stay_in_one_pass_and_objectives_are_never_mixed() -
     # Concatenated rows are one row, whatever is in it.
     laid = MemberPassShape(slot=1, rows=1, length=800, is_laid=True, objective="orpo")
     assert [one.rows for one in plan_passes([laid], Costs(pass_tokens=1, most_tokens=400))] == [1]
+
+
+def test_where_memory_is_reserved_members_of_other_shapes_are_not_padded_beyond_it() -> None:
+    shapes = [MemberPassShape(slot=slot, rows=2, length=256) for slot in (0, 1)]
+    shapes += [MemberPassShape(slot=slot, rows=1, length=512) for slot in (2, 3)]
+    wide = plan_passes(shapes, Costs(pass_tokens=4096))
+    assert [(one.slots, one.rows, one.length) for one in wide] == [((0, 1, 2, 3), 2, 512)]
+    divided = plan_passes(shapes, Costs(pass_tokens=4096, most_members=1))
+    assert all(one.tokens <= 512 for one in divided)
+    assert sorted((one.slots, one.rows, one.length) for one in divided) == [
+        ((0,), 2, 256), ((1,), 2, 256), ((2,), 1, 512), ((3,), 1, 512)
+    ]  # fmt: skip
+
+
+def test_where_memory_is_reserved_no_pass_has_empty_slots_only() -> None:
+    shapes = [MemberPassShape(slot=slot, rows=1, length=64) for slot in range(6)]
+    before = plan_passes(shapes, Costs(pass_tokens=128, most_members=2))
+    kept = {slot: shapes[slot] for slot in (2, 3)}
+    after = plan_passes([one for one in shapes if one.slot not in kept], Costs(pass_tokens=128, most_members=2), kept)
+    assert [one.slots for one in before] == [(0, 1), (2, 3), (4, 5)]
+    assert [one.slots for one in after] == [(0, 1), (4, 5)]
+    # Beside a member the empty slot stays, so that the numbers of the others come from the same kernels.
+    one_gone = plan_passes(
+        [one for one in shapes if one.slot != 3], Costs(pass_tokens=128, most_members=2), {3: shapes[3]}
+    )
+    assert [one.slots for one in one_gone] == [(0, 1), (2, 3), (4, 5)]
