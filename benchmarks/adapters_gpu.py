@@ -20,7 +20,7 @@ from functools import partial
 from typing import Any
 
 import recordings
-from adapters_cases import MODEL, SIZES, flop_per_token, frozen_flop_per_token
+from adapters_cases import MODEL, SHAPES, SIZES, flop_per_token, frozen_flop_per_token
 from harness import Benchmark
 from recordings import GIB, row
 
@@ -37,6 +37,11 @@ MEMORY = 0.45
 WITHIN = 1.15
 EVALUATED = 1 / 0.9
 FOUR_BITS = 1 / 0.75
+PAUSE_S = 2.0
+FLOP_PER_S = 790e12
+"""What the card does with large matrices in bf16."""
+SHARES = {"qwen3-0.6g": 0.50, "qwen2-1.5g": 0.60, "llama-1.1g": 0.62, "llama-8g": 0.72}
+"""Of that, the engine's goal over each shape, at 2,048 tokens of each adapter in a step."""
 GENERAL = 1 / 2
 UNIFORM = {
     "32x512": ("32 adapters", "8x512"),
@@ -75,6 +80,7 @@ def main() -> int:
     _whole_runs(bench, told.get("run", {}), WHOLE)
     for name in sorted(name for name in told if name.startswith("run ")):
         _whole_runs(bench, told[name], {"mixed-2048": WHOLE["mixed-2048"]}, f"{name.removeprefix('run ')}, ")
+    _engines(bench, told)
     _four_bits(bench, told.get("nf4", {}))
     _general(bench, told.get("general", {}))
     _memory(bench, peft, company)
@@ -140,10 +146,26 @@ def _whole_runs(bench: Benchmark, runs: Parts, cases: Mapping[str, tuple[str, fl
         question = f"{shape}8 adapters in a whole `stoker run`, once compiled, {words}: 1 M tokens"
         ours, engine = _seconds(runs.get(name)), _seconds(runs.get(f"engine-{size}"))
         bench.rows.append(_seconds_row(question, f"the engine alone, full rows, {size} tokens", ours, engine, at_most))
+        if pauses := runs.get(name, {}).get("pauses"):
+            asked = (
+                f"{shape}8 adapters in a whole `stoker run`, {words}: longest time between two reports after the first"
+            )
+            bench.rows.append(_seconds_row(asked, f"{PAUSE_S:.0f} s", pauses[0][0], PAUSE_S, 1.0))
     for name, part in runs.items():
         if "whole_s" in part and "first_update_s" in part:
             whole = f"{part['whole_s']:.0f} s in all, {part['first_update_s']:.0f} s before its first update"
             bench.notes.append(f"The whole run {shape}{name}, in an empty home: {whole} ({part['told'][-1]}).")
+
+
+def _engines(bench: Benchmark, told: dict[str, Any]) -> None:
+    """What the engine makes of the card over each shape."""
+    for shape, share in SHARES.items():
+        part = told.get("run" if shape == "llama-1.1g" else f"run {shape}", {}).get("engine-2048", {})
+        rate = part.get("tokens_per_s")
+        reached = rate * flop_per_token(SHAPES[shape]) / 1e12 if rate else None
+        wanted = share * FLOP_PER_S / 1e12
+        question = f"{shape}, 8 × 2,048 tokens, the engine: TFLOP/s that are {share:.0%} of 790"
+        bench.rows.append(row(question, "TFLOP/s reached", wanted, reached, 1.0))
 
 
 def _four_bits(bench: Benchmark, parts: Parts) -> None:

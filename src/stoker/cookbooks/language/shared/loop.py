@@ -389,7 +389,9 @@ class _Running:
         if not chosen or self._places is None or self._places.slots is None:
             return set()
         slots = self._places.slots
-        with self._times.spent_on("evaluation", self._unless_compiling(slots)):
+        # The first one compiles. Later ones may be recorded, which takes a tenth of their time.
+        unless = self._unless_compiling(slots) if self._step == 0 else lambda: None
+        with self._times.spent_on("evaluation", unless):
             return self._evaluated(chosen, self._places, slots)
 
     def _evaluated(self, chosen: dict[int, AdapterMember], places: ResizableSlots, slots: Slots) -> set[int]:
