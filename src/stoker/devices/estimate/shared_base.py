@@ -57,8 +57,8 @@ def loss_bytes(shape: ModelShape, dtype: Width, tokens: int, *, is_compiled: boo
         # Logits, and by autograd in 32 bits: log-softmax, its gradient and theirs. On a CPU 12 bytes were measured.
         return words * (dtype.bytes + 3 * _FLOAT)
     if is_compiled:
-        # Logits and their gradient.
-        return words * 2 * dtype.bytes
+        # Logits, in whose place is their gradient; those of the next chunk are there before it is freed.
+        return words * (1 if tokens <= chunk_tokens(shape) else 2) * dtype.bytes
     # Those in 32 bits, where they are not already; where the label is; softmax, labels and difference on their way.
     wide = 0 if dtype is Width.FP32 else _FLOAT
     return words * (dtype.bytes + wide + 1 + 3 * _FLOAT)
@@ -403,7 +403,7 @@ def steady_base_bytes(training: MultiAdapterTraining) -> int:
 
     Members that are placed independently agree on it, and so on having one base.
     """
-    tokens = min(chunk_tokens(training.shape), _STEADY_TOKENS)
+    tokens = min(chunk_tokens(training.shape) + 1, _STEADY_TOKENS)
     chunk = training.loss_bytes(tokens)
     return _weights(training).size_bytes + chunk + _process(training, None, "").size_bytes
 

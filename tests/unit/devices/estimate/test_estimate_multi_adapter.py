@@ -16,6 +16,7 @@ from stoker.devices.estimate.shared_base import (
     MemoryLocation,
     MultiAdapterNeeds,
     MultiAdapterTraining,
+    chunk_tokens,
     estimate_adapters,
     has_adapters,
     loss_bytes,
@@ -102,7 +103,13 @@ def test_a_loss_of_autograd_holds_its_steps_in_32_bits(dtype, word_bytes, is_com
     general = changed(COMPANY, is_general=True, dtype=dtype, is_compiled=is_compiled)
     assert general.loss_bytes(1) == SHAPE.vocabulary * word_bytes
     compiled = changed(COMPANY, dtype=dtype)
-    assert compiled.loss_bytes(1) == SHAPE.vocabulary * 2 * dtype.bytes
+    assert compiled.loss_bytes(1) == SHAPE.vocabulary * dtype.bytes
+
+
+def test_with_compiled_kernels_a_loss_holds_the_logits_of_one_chunk_or_of_two():
+    chunk = chunk_tokens(SHAPE)
+    logits = [COMPANY.loss_bytes(tokens) for tokens in (1, chunk, chunk + 1, 10 * chunk)]
+    assert logits == [SHAPE.vocabulary * 2 * count for count in (1, chunk, 2 * chunk, 2 * chunk)]
 
 
 def test_members_that_take_turns_share_their_activations():
